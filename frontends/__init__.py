@@ -1,0 +1,1 @@
+"""The doors: HTTP, WebSocket, ZeroMQ; and the client SDK."""

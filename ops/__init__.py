@@ -1,0 +1,1 @@
+"""What people operate Baton with: the command line, benchmarks, the trace viewer."""

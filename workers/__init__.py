@@ -1,0 +1,1 @@
+"""The processes behind the doors: supervisor, tokenizer, scheduler, worker, detokenizer."""

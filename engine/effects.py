@@ -1,0 +1,234 @@
+"""What a core asks its shell to do. Effects are carried out in order, before the next event is handled.
+
+A core never acts by itself, except on the shared tables it was given (the board, the rings): those are data structures.
+Timers come back as ``Tick`` events.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from baton.engine.batch import Sampling
+from baton.ipc.frames import AnyFrame, Failure, Params, Prompt, Role, Terms
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send a frame to whoever fills the place (role, index)."""
+
+    role: Role
+    index: int
+    frame: AnyFrame
+
+
+class Wake(msgspec.Struct, frozen=True, gc=False):
+    """Come back with ``Tick(name)`` at ``at_ns``; a later Wake of the same name replaces an earlier one."""
+
+    at_ns: int
+    name: str
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """The event of a timer that ran out."""
+
+    name: str
+
+
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """A finished span. ``trace`` is the 25-byte context whose span is the parent; ``span_id`` only where it was
+    promised to others before (the root). Times are of the engine's monotonic clock, in ns.
+
+    ``events`` are (name, at_ns); ``links`` are 25-byte contexts.
+    """
+
+    name: str
+    trace: bytes
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, str | int | float | bool]
+    error: str | None = None
+    span_id: bytes | None = None
+    server: bool = False
+    events: tuple[tuple[str, int], ...] = ()
+    links: tuple[bytes, ...] = ()
+
+
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """A line for the log: an event's name and its fields."""
+
+    level: str
+    event: str
+    fields: dict[str, str | int | float]
+
+
+# ---------------------------------------------------------------------------------------------- tokenizer
+
+
+class Encode(msgspec.Struct, frozen=True, gc=False):
+    """Render and tokenise a prompt; comes back as ``Encoded`` with the same token."""
+
+    slot: int
+    generation: int
+    prompt: Prompt
+
+
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """The event after ``Encode``: the prompt's ids, or why there are none."""
+
+    slot: int
+    generation: int
+    token_ids: list[int]
+    failure: Failure | None
+
+
+# ---------------------------------------------------------------------------------------------- scheduler and worker
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sequence enters a worker's slot: all its token ids so far and how the next ones are chosen."""
+
+    slot: int
+    generation: int
+    run: int
+    token_ids: list[int]
+    prompt_tokens: int
+    sampling: Sampling
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """``count`` tokens of a slot are computed from position ``start`` on; ``blocks`` join its block table first."""
+
+    slot: int
+    start: int
+    count: int
+    blocks: list[int]
+    sample: bool
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One step, as a change against what the workers keep per slot. Written to the plan ring for every rank.
+
+    ``incarnations`` names the process of each rank; others drop it. ``ends`` are slots to forget before ``starts``.
+    """
+
+    incarnations: tuple[int, ...]
+    step: int
+    ends: list[int]
+    starts: list[Start]
+    rows: list[Row]
+
+
+class TokenRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sampled token as it stands in the token ring; ``position`` counts output tokens from 0."""
+
+    slot: int
+    generation: int
+    run: int
+    position: int
+    token: int
+    flags: int
+    logprob: float
+
+
+class StepDone(msgspec.Struct, frozen=True, gc=False):
+    """What one step put into the token ring."""
+
+    incarnation: int
+    step: int
+    records: list[TokenRecord]
+
+
+class TokenRing(Protocol):
+    """The reading end of the token ring, as the scheduler and the detokenizer see it."""
+
+    def read(self) -> list[StepDone]:
+        """Everything committed since the last call; raises ``RingDamaged`` on a torn or overwritten record."""
+
+
+# ---------------------------------------------------------------------------------------------- frontend and doors
+
+
+class Open(msgspec.Struct, frozen=True, gc=False):
+    """Event: a door has a valid request. ``door`` is the door's own number for it, ``received_ns`` when it came."""
+
+    door: int
+    request_id: bytes
+    trace: bytes
+    span_id: bytes
+    parent: bytes | None
+    terms: Terms
+    params: Params
+    prompt: Prompt
+    received_ns: int
+    attributes: dict[str, str | int | float | bool]
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """Event: the client of this request went away, or asked for a cancel (then it still wants the end)."""
+
+    door: int
+    reason: str
+    wants_end: bool
+
+
+class Taken(msgspec.Struct, frozen=True, gc=False):
+    """Event: the client's socket took everything up to output token ``position``."""
+
+    door: int
+    position: int
+
+
+class Answered(msgspec.Struct, frozen=True, gc=False):
+    """Event: the client has its whole answer (or its connection is gone): the request may be forgotten."""
+
+    door: int
+    error: str | None = None
+
+
+class Begin(msgspec.Struct, frozen=True, gc=False):
+    """To the door: the request was tokenised and admitted; headers may go out."""
+
+    door: int
+    prompt_ids: list[int]
+
+
+class Deliver(msgspec.Struct, frozen=True, gc=False):
+    """To the door: new output tokens with their text."""
+
+    door: int
+    token_ids: list[int]
+    texts: list[str]
+    logprobs: list[float]
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """To the door: the end. Before a ``Begin`` it is a refusal if ``failure`` is set."""
+
+    door: int
+    reason: str
+    stop_reason: str | int | None
+    tail: str
+    completion_tokens: int
+    prompt_tokens: int
+    failure: Failure | None
+
+
+class Account(msgspec.Struct, frozen=True, gc=False):
+    """The one account of a request, from which bill, log, metrics and trace take their numbers."""
+
+    request_id: bytes
+    trace: bytes
+    model: str
+    tenant: str
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    received_ns: int
+    first_token_ns: int
+    closed_ns: int
+    lives: int
+    status: int
+
+
+Effect = Send | Wake | Span | Note | Encode | Plan | Begin | Deliver | Finish | Account

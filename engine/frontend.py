@@ -1,0 +1,456 @@
+"""The frontend's core: claims rows, submits requests, delivers their text once, and closes them.
+
+It keeps a lease on every request it opened: parameters, prompt ids and delivered ids, enough to submit the request
+again when its owner dies. It never tokenises, schedules or detokenises, and it knows no socket: doors speak to it in
+events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects (``Begin``, ``Deliver``, ``Finish``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from baton.engine.effects import (
+    Account,
+    Answered,
+    Begin,
+    Deliver,
+    Effect,
+    Finish,
+    Gone,
+    Open,
+    Send,
+    Span,
+    Taken,
+    Tick,
+    Wake,
+)
+from baton.engine.limits import Limits
+from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
+from baton.engine.states import STATE_NAMES
+from baton.ipc.frames import (
+    Address,
+    Admitted,
+    Cancel,
+    CancelAck,
+    Closed,
+    Credit,
+    Drained,
+    Failure,
+    Halt,
+    Key,
+    Life,
+    Piece,
+    Prompt,
+    Recall,
+    Returned,
+    Role,
+    Serving,
+    Submit,
+    Text,
+    Tokenized,
+)
+
+#: what a client is told when the engine itself failed
+LOST = Failure(500, "server_error", "the request was interrupted too often and was given up", None, "interrupted")
+STOPPING = Failure(503, "server_error", "the server is shutting down", None, "shutting_down")
+FULL = Failure(429, "rate_limit_error", "too many requests are open; try again later", None, "overloaded")
+
+
+@dataclass(slots=True)
+class Stream:
+    """The frontend's lease on one request. ``door`` is None once nobody listens; an orphan's opener is dead."""
+
+    slot: int
+    generation: int
+    door: int | None
+    opened: Open | None
+    trace: bytes
+    held: Held | None = None
+    orphan: bool = False
+    submitted: int = 0
+    run: int = 0
+    prompt_ids: list[int] | None = None
+    max_tokens: int = 0
+    delivered: list[int] = field(default_factory=list)
+    began: bool = False
+    granted: int = 0
+    taken: int = 0
+    progress_ns: int = 0
+    first_token_ns: int = 0
+    cancel_reason: str | None = None
+    recalled: int = -1
+    lives: int = 1
+    finish: Finish | None = None
+
+
+class FrontendCore:
+    """Invariant: a row of this slice that is not free has a ``Stream`` here, and each stream ends with one Finish."""
+
+    def __init__(self, me: Address, board: HomeBoard, slots: range, limits: Limits) -> None:
+        self.me = me
+        self.board = board
+        self.limits = limits
+        self.hands = Ownership(board, me, limits.request_spans_max)
+        self.streams: dict[int, Stream] = {}
+        self.doors: dict[int, Stream] = {}
+        self.free = list(reversed(slots))
+        self.slots = slots
+        self.draining = False
+        self.halted: str | None = None
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Adopt what a dead predecessor left in the slice: cancel it, and see it to its end."""
+        out: list[Effect] = [self._next_sweep(now_ns)]
+        for slot in self.slots:
+            row = self.board.row(slot)
+            if not row.role:
+                continue
+            _, trace = self.board.identity(slot)
+            stream = Stream(slot, row.generation, None, None, trace, orphan=True, cancel_reason="cancelled")
+            self.streams[slot] = stream
+            self.free.remove(slot)
+            self.board.set_cancel(slot, row.generation)
+            self._nudge(stream, out)
+        self._sweep(now_ns, out)
+        return out
+
+    def handle(self, event: object, now_ns: int) -> list[Effect]:
+        """One event in, effects out. Frames that name nothing of ours are dropped; they are late, not wrong."""
+        out: list[Effect] = []
+        match event:
+            case Text():
+                for piece in event.pieces:
+                    self._text(piece, now_ns, out)
+            case Taken():
+                self._taken(event, now_ns, out)
+            case Open():
+                self._open(event, now_ns, out)
+            case Tokenized():
+                self._tokenized(event)
+            case Admitted():
+                stream = self._stream(event.slot, event.generation)
+                if stream is not None and event.run > stream.submitted:
+                    self._admitted(stream, event.run, out)
+            case Closed():
+                self._closed(event, now_ns, out)
+            case Answered():
+                self._answered(event, now_ns, out)
+            case Gone():
+                self._gone(event, now_ns, out)
+            case Returned():
+                stream = self._stream(event.key.slot, event.key.generation)
+                held = self.hands.take(event.key, event.trace)
+                if stream is not None and held is not None:
+                    self._resubmit(stream, held, now_ns, out)
+            case CancelAck():
+                self.hands.counts["cancels_acknowledged"] += 1
+            case Life():
+                self._sweep(now_ns, out)
+            case Tick(name="sweep"):
+                self._sweep(now_ns, out)
+                out.append(self._next_sweep(now_ns))
+            case Serving():
+                self.draining = event.draining
+                self._check_drained(out)
+            case Halt():
+                self._halt(event, now_ns, out)
+            case _:
+                raise AssertionError(f"no such event for a frontend: {event!r}")
+        return out
+
+    # -------------------------------------------------------------------------------- opening and submitting
+
+    def _open(self, event: Open, now_ns: int, out: list[Effect]) -> None:
+        refusal = STOPPING if self.draining or self.halted else FULL if not self.free else None
+        if refusal is not None:
+            out.append(Finish(event.door, "refused", None, "", 0, 0, refusal))
+            return
+        slot = self.free.pop()
+        generation = self.board.row(slot).generation
+        trace = event.trace
+        self.board.claim(slot, event.request_id, trace)
+        held = Held(slot, generation, 0, "received", event.received_ns, trace)
+        self.hands._write(held, self.me, taken=True)
+        stream = Stream(slot, generation, event.door, event, trace, progress_ns=now_ns)
+        stream.prompt_ids = event.prompt.token_ids
+        self.streams[slot] = stream
+        self.doors[event.door] = stream
+        self._submit(stream, held, now_ns, out)
+
+    def _submit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
+        opened = stream.opened
+        assert opened is not None
+        key = self.hands.give(held, Role.TOKENIZER, 0, "tokenizing", now_ns, out)
+        stream.held, stream.submitted = None, key.epoch
+        stream.granted = len(stream.delivered) + self.limits.mailbox_tokens_max
+        prompt = opened.prompt
+        params = opened.params
+        if stream.prompt_ids is not None:
+            prompt = Prompt(token_ids=stream.prompt_ids)
+        if stream.max_tokens:
+            params = msgspec.structs.replace(params, max_tokens=stream.max_tokens)
+        submit = Submit(key, self.me, stream.trace, opened.terms, params, prompt, list(stream.delivered))
+        out.append(Send(Role.TOKENIZER, 0, submit))
+
+    def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
+        """Start the request's next life from the delivered ids, unless it was cancelled or has died too often."""
+        stream.held = held
+        if stream.orphan or stream.cancel_reason is not None:
+            self._close(stream, now_ns, out, stream.cancel_reason or "cancelled", None, "", None)
+        elif stream.lives >= self.limits.lives_max:
+            self._close(stream, now_ns, out, "error", None, "", LOST)
+        else:
+            stream.lives += 1
+            self._submit(stream, held, now_ns, out)
+
+    def _tokenized(self, event: Tokenized) -> None:
+        stream = self._stream(event.key.slot, event.key.generation)
+        if stream is not None and event.key.epoch >= stream.submitted:
+            stream.prompt_ids, stream.max_tokens = event.prompt_ids, event.max_tokens
+
+    def _admitted(self, stream: Stream, run: int, out: list[Effect]) -> None:
+        stream.run = max(stream.run, run)
+        if not stream.began:
+            stream.began = True
+            if stream.door is not None:
+                out.append(Begin(stream.door, stream.prompt_ids or []))
+        self._grant(stream, out)
+
+    # -------------------------------------------------------------------------------- text, credit, the end
+
+    def _text(self, piece: Piece, now_ns: int, out: list[Effect]) -> None:
+        stream = self._stream(piece.slot, piece.generation)
+        if stream is None or stream.orphan or stream.finish is not None or piece.run <= stream.submitted:
+            self.hands.counts["old_text"] += 1
+            return
+        known = len(stream.delivered)
+        assert piece.start <= known, f"gap: text at {piece.start}, delivered {known}"
+        skip = known - piece.start
+        ids = piece.token_ids[skip:] if skip else piece.token_ids
+        if not ids:
+            return
+        if stream.run < piece.run or not stream.began:
+            self._admitted(stream, piece.run, out)
+        if not known:
+            stream.first_token_ns = now_ns
+        if stream.taken == known:
+            stream.progress_ns = now_ns
+        stream.delivered.extend(ids)
+        self.board.set_delivered(stream.slot, len(stream.delivered))
+        if stream.door is not None:
+            out.append(Deliver(stream.door, ids, piece.texts[skip:], piece.logprobs[skip:]))
+        else:
+            stream.taken = len(stream.delivered)
+
+    def _taken(self, event: Taken, now_ns: int, out: list[Effect]) -> None:
+        stream = self.doors.get(event.door)
+        if stream is None or event.position <= stream.taken:
+            return
+        stream.taken, stream.progress_ns = event.position, now_ns
+        self._grant(stream, out)
+
+    def _grant(self, stream: Stream, out: list[Effect]) -> None:
+        """Extend the credit once half of it is used up."""
+        window = self.limits.mailbox_tokens_max
+        if stream.run > stream.submitted and stream.taken + window >= stream.granted + window // 2:
+            stream.granted = stream.taken + window
+            out.append(Send(Role.SCHEDULER, 0, Credit(stream.slot, stream.generation, stream.run, stream.granted)))
+
+    def _closed(self, event: Closed, now_ns: int, out: list[Effect]) -> None:
+        stream = self._stream(event.key.slot, event.key.generation)
+        held = self.hands.take(event.key, event.trace)
+        if stream is None or held is None:
+            return
+        stream.held = held
+        known = len(stream.delivered)
+        assert stream.orphan or event.length == known, f"ended at {event.length}, delivered {known}"
+        reason = event.reason
+        if reason == "cancelled" and stream.cancel_reason is not None:
+            reason = stream.cancel_reason
+        self._close(stream, now_ns, out, reason, event.stop_reason, event.tail, event.failure)
+
+    def _close(
+        self,
+        stream: Stream,
+        now_ns: int,
+        out: list[Effect],
+        reason: str,
+        stop_reason: str | int | None,
+        tail: str,
+        failure: Failure | None,
+    ) -> None:
+        held = stream.held
+        assert held is not None
+        if held.state != "closed":
+            self.hands.move(held, "closed", now_ns, out)
+        prompt_tokens = len(stream.prompt_ids or [])
+        door = stream.door if stream.door is not None else -1
+        completion = len(stream.delivered)
+        stream.finish = Finish(door, reason, stop_reason, tail, completion, prompt_tokens, failure)
+        if stream.door is not None:
+            out.append(stream.finish)
+            stream.progress_ns = now_ns
+        else:
+            self._forget(stream, now_ns, None, out)
+
+    def _answered(self, event: Answered, now_ns: int, out: list[Effect]) -> None:
+        stream = self.doors.get(event.door)
+        if stream is not None and stream.finish is not None:
+            self._forget(stream, now_ns, event.error, out)
+
+    def _forget(self, stream: Stream, now_ns: int, error: str | None, out: list[Effect]) -> None:
+        """Write the account, close the root span, free the row. The request is no more."""
+        held, finish = stream.held, stream.finish
+        assert held is not None and finish is not None
+        out.append(state_span(held.state, stream.trace, held.since_ns, now_ns, str(self.me), tuple(held.events), error))
+        self.board.write(stream.slot, BoardRow(generation=stream.generation + 1))
+        del self.streams[stream.slot]
+        if stream.door is not None:
+            del self.doors[stream.door]
+        self.free.append(stream.slot)
+        if stream.opened is not None:
+            self._account(stream, stream.opened, finish, now_ns, out)
+        self._check_drained(out)
+
+    def _account(self, stream: Stream, opened: Open, finish: Finish, now_ns: int, out: list[Effect]) -> None:
+        failure = finish.failure
+        attributes = {
+            **opened.attributes,
+            "gen_ai.provider.name": "baton",
+            "gen_ai.request.model": opened.terms.model,
+            "gen_ai.response.id": opened.request_id.hex(),
+            "gen_ai.response.finish_reasons": finish.reason,
+            "gen_ai.usage.input_tokens": finish.prompt_tokens,
+            "gen_ai.usage.output_tokens": finish.completion_tokens,
+            "baton.lives": stream.lives,
+        }
+        root = opened.parent if opened.parent is not None else b""
+        name = str(opened.attributes.get("gen_ai.operation.name", "request"))
+        error = failure.message if failure is not None else None
+        out.append(Span(name, root, opened.received_ns, now_ns, attributes, error, span_id=stream.trace, server=True))
+        out.append(
+            Account(
+                opened.request_id,
+                stream.trace,
+                opened.terms.model,
+                opened.terms.tenant,
+                finish.reason,
+                finish.prompt_tokens,
+                finish.completion_tokens,
+                opened.received_ns,
+                stream.first_token_ns,
+                now_ns,
+                stream.lives,
+                failure.status if failure is not None else 200,
+            )
+        )
+
+    # -------------------------------------------------------------------------------- cancel, sweep, drain
+
+    def _gone(self, event: Gone, now_ns: int, out: list[Effect]) -> None:
+        stream = self.doors.get(event.door)
+        if stream is None:
+            return
+        if not event.wants_end:
+            del self.doors[event.door]
+            stream.door = None
+            if stream.finish is not None:
+                self._forget(stream, now_ns, event.reason, out)
+                return
+        self._cancel(stream, event.reason, out)
+
+    def _cancel(self, stream: Stream, reason: str, out: list[Effect]) -> None:
+        """Rule 5: the word first, the row second, the nudge third. Repeats change nothing."""
+        if stream.finish is not None or stream.cancel_reason is not None:
+            return
+        stream.cancel_reason = reason
+        self.board.set_cancel(stream.slot, stream.generation)
+        self._nudge(stream, out)
+
+    def _nudge(self, stream: Stream, out: list[Effect]) -> None:
+        row = self.board.row(stream.slot)
+        if row.role != self.me.role:
+            out.append(Send(Role(row.role), row.index, Cancel(stream.slot, stream.generation, self.me.index)))
+
+    def _sweep(self, now_ns: int, out: list[Effect]) -> None:
+        for stream in list(self.streams.values()):
+            if stream.finish is None:
+                self._look(stream, now_ns, out)
+            self._check_time(stream, now_ns, out)
+
+    def _look(self, stream: Stream, now_ns: int, out: list[Effect]) -> None:
+        """Rules 3 and 4: seize from the reaped, recall what a reaped sender may not have sent."""
+        row = self.board.row(stream.slot)
+        live = self.board.live(row.role, row.index)
+        sender_reaped = not row.taken and row.from_incarnation < self.board.live(row.from_role, row.from_index)
+        key = Key(stream.slot, row.generation, row.epoch)
+        if row.incarnation < live:
+            self._seize(stream, row, now_ns, out)
+        elif row.role == self.me.role:
+            if sender_reaped and stream.held is None:
+                held = self.hands.take(key, stream.trace)
+                if held is not None:
+                    self._resubmit(stream, held, now_ns, out)
+        elif sender_reaped and stream.recalled < row.epoch:
+            stream.recalled = row.epoch
+            out.append(Send(Role(row.role), row.index, Recall(key, self.me.index, stream.trace)))
+
+    def _seize(self, stream: Stream, row: BoardRow, now_ns: int, out: list[Effect]) -> None:
+        dead = Address(Role(row.role), self.me.model, self.me.replica, row.index, row.incarnation)
+        state = STATE_NAMES[row.state]
+        error = f"{dead} died"
+        out.append(state_span(state, stream.trace, row.since_ns, now_ns, str(dead), (), error))
+        held = Held(stream.slot, row.generation, row.epoch + 1, "received", now_ns, stream.trace, stream.lives)
+        self.hands._write(held, self.me, taken=True)
+        self._resubmit(stream, held, now_ns, out)
+
+    def _check_time(self, stream: Stream, now_ns: int, out: list[Effect]) -> None:
+        """Deadlines and stalled readers. A client that does not even take its end is forgotten."""
+        opened = stream.opened
+        if opened is None:
+            return
+        waited_s = (now_ns - stream.progress_ns) / 1e9
+        if stream.finish is not None:
+            if waited_s > self.limits.answer_s_max and stream.door is not None:
+                self._forget(stream, now_ns, "the client did not take its answer", out)
+        elif opened.terms.deadline_ns and now_ns > opened.terms.deadline_ns:
+            self._cancel(stream, "timeout", out)
+        elif stream.taken < len(stream.delivered) and waited_s > self.limits.stalled_s_max:
+            self._cancel(stream, "slow_consumer", out)
+
+    def _halt(self, event: Halt, now_ns: int, out: list[Effect]) -> None:
+        """The engine is gone for good: every waiting client gets its error now."""
+        self.halted = event.reason
+        failure = Failure(503, "server_error", event.reason, None, "engine_stopped")
+        for stream in list(self.doors.values()):
+            if stream.finish is None and stream.door is not None:
+                finish = Finish(
+                    stream.door,
+                    "error",
+                    None,
+                    "",
+                    len(stream.delivered),
+                    len(stream.prompt_ids or []),
+                    failure,
+                )
+                out.append(finish)
+            self.doors.pop(stream.door or 0, None)
+            self.streams.pop(stream.slot, None)
+
+    def _check_drained(self, out: list[Effect]) -> None:
+        if self.draining and not self.streams:
+            out.append(Send(Role.SUPERVISOR, 0, Drained(self.me)))
+
+    def _next_sweep(self, now_ns: int) -> Wake:
+        return Wake(now_ns + int(self.limits.sweep_interval_s * 1e9), "sweep")
+
+    def _stream(self, slot: int, generation: int) -> Stream | None:
+        stream = self.streams.get(slot)
+        return stream if stream is not None and stream.generation == generation else None
+
+    def story(self, slot: int) -> str:
+        """One request's life as this frontend knows it, for dumps."""
+        stream, row = self.streams.get(slot), self.board.row(slot)
+        return f"row {row} stream {stream}"

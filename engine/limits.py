@@ -1,0 +1,63 @@
+"""Every bound of the system, in one struct; each field names its unit last.
+
+Nothing in Baton waits, queues, retries or grows without a bound from here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bounds in force for one server; a configuration may change any of them."""
+
+    # the doors
+    body_bytes_max: int = 4 << 20
+    messages_max: int = 2048
+    stop_strings_max: int = 16
+    stop_string_chars_max: int = 256
+    label_chars_max: int = 256
+    streams_per_connection_max: int = 256
+    connections_max: int = 4096
+    mailbox_tokens_max: int = 1024
+    answer_s_max: float = 60.0
+    stalled_s_max: float = 60.0
+    request_s_max: float = 3600.0
+    lives_max: int = 8
+    keepalive_s: float = 5.0
+    # the board
+    requests_per_frontend_max: int = 1024
+    sweep_interval_s: float = 0.1
+    # the links
+    frame_bytes_max: int = 16 << 20
+    inbox_frames_max: int = 4096
+    outbox_frames_max: int = 65536
+    inbox_batch_frames_max: int = 64
+    # the rings
+    plan_ring_bytes: int = 16 << 20
+    token_ring_bytes: int = 4 << 20
+    ring_full_wait_s: float = 0.001
+    # the engine
+    running_requests_max: int = 256
+    step_tokens_max: int = 512
+    output_tokens_max: int = 1 << 20
+    step_span_links_max: int = 128
+    request_spans_max: int = 64
+    # processes
+    start_s_max: float = 120.0
+    drain_s_max: float = 30.0
+    stop_s_max: float = 3.0
+    restarts_max: int = 5
+    restart_window_s: float = 60.0
+    restart_backoff_s: float = 0.1
+    # what is kept of the past
+    trace_store_bytes_max: int = 8 << 20
+    trace_buffer_spans_max: int = 4096
+
+    def problems(self) -> list[str]:
+        """One line for each field whose value is not a positive number."""
+        return [
+            f"limits.{name}: must be a positive number, got {value!r}"
+            for name in self.__struct_fields__
+            if not (value := getattr(self, name)) > 0
+        ]

@@ -1,0 +1,72 @@
+"""The one typed configuration: what ``baton serve`` was told, resolved, and handed to every process unchanged.
+
+It knows no flags and no environment (``ops.configure`` merges those); it only says what there is to set.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from baton.engine.limits import Limits
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a server can be told. Sizes are in bytes, times in seconds."""
+
+    model: str = "smollm2-135m"
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    zmq: str | None = None
+    zmq_curve_keys: str | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    weights: Literal["bfloat16", "float32"] = "bfloat16"
+    kv_memory: str | None = None
+    kv_blocks: int | None = None
+    max_step_tokens: int = 512
+    threads: int | None = None
+    worker: Literal["model", "scripted"] = "model"
+    scripted_step_ms: float = 0.0
+    run_directory: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    trace_sample_ratio: float = 1.0
+    limits: Limits = Limits()
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """What every process must know of the model being served; made once by the supervisor, before it starts any."""
+
+    name: str
+    path: str
+    vocab: int
+    context_tokens_max: int
+    end_ids: tuple[int, ...]
+    weights_digest: str
+    tokenizer_digest: str
+    template_digest: str
+    created: int
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is started with: who it is, where it meets the others, and the settings in force.
+
+    ``doorbells`` maps "reader/ring" to an inherited eventfd; ``lifeline`` is a pipe whose end means the supervisor died.
+    """
+
+    role: int
+    index: int
+    incarnation: int
+    directory: str
+    settings: Settings
+    card: Card
+    doorbells: dict[str, int]
+    lifeline: int
+    epoch_offset_ns: int
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return Path(self.directory)
