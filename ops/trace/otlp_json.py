@@ -17,7 +17,7 @@ def document(stories: Iterable[Story]) -> Json:
     processes: dict[str, tuple[Json, dict[str, Json]]] = {}
     for story in stories:
         for stored in [*([story.root] if story.root else []), *story.states, *story.steps]:
-            resource = {"attributes": _attributes({"service.name": "baton", **stored.resource})}
+            resource: Json = {"attributes": _attributes({"service.name": "baton", **stored.resource})}
             _, spans = processes.setdefault(stored.process, (resource, {}))
             spans[stored.span.span_id] = _span(stored)
     return {

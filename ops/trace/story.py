@@ -13,7 +13,7 @@ from baton.ipc.tracing import SpanRecord
 from baton.ops.trace.store import Stored, read
 
 REQUEST_ID = "gen_ai.response.id"
-HEX_ID = re.compile(r"[0-9a-f]{32}$")
+HEX_ID = re.compile(r"([0-9a-f]{32})$")
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}$")
 
 
@@ -58,17 +58,15 @@ def find(directory: Path, which: str) -> list[Story]:
         roots = [stored.span for stored in read(directory, REQUEST_ID, "spans") if stored.span.server]
         if not roots:
             raise LookupError(f"no finished request on record in {directory}")
-        return [_told(directory, newest) for newest in [max(roots, key=lambda span: span.end_ns)]]
+        return [_told(directory, max(roots, key=lambda span: span.end_ns))]
     text = which.lower().replace("-", "") if len(which) == 36 else which.lower()
-    context, digits = TRACEPARENT.match(text), HEX_ID.search(text)
-    if context is None and digits is None:
+    digits = TRACEPARENT.match(text) or HEX_ID.search(text)
+    if digits is None:
         raise LookupError(f"{which!r} is neither 'last' nor a request or trace id (32 hexadecimal digits)")
-    wanted = context[1] if context else digits[0] if digits else ""
-    named = [
-        stored.span for stored in read(directory, wanted, "spans") if stored.span.attributes.get(REQUEST_ID) == wanted
-    ]
-    if named:
-        return [_told(directory, root) for root in named]
+    wanted = digits[1]
+    for stored in read(directory, wanted, "spans"):
+        if stored.span.attributes.get(REQUEST_ID) == wanted:
+            return [_told(directory, stored.span)]
     stories = _stories(directory, wanted)
     if not stories:
         raise LookupError(f"nothing on record of {which!r} in {directory} (not sampled, too old, or never seen)")

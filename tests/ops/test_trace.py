@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def test_no_store_at_all_is_explained(tmp_path: Path) -> None:
 
 
 def shown(run: Path, which: str, steps: bool = False) -> str:
-    console = Console(width=140, record=True, quiet=True)
+    console = Console(width=140, record=True, file=io.StringIO())
     for story in find(run, which):
         console.print(waterfall(story, steps))
     return console.export_text()
