@@ -50,7 +50,9 @@ class Flight:
 class SchedulerCore:
     """Invariants: a slot has at most one sequence, each is in the batcher once; at most one step is in flight."""
 
-    def __init__(self, me: Address, board: SchedulerBoard, ring: TokenRing, end_ids: tuple[int, ...], limits: Limits) -> None:
+    def __init__(
+        self, me: Address, board: SchedulerBoard, ring: TokenRing, end_ids: tuple[int, ...], limits: Limits
+    ) -> None:
         self.me = me
         self.board = board
         self.ring = ring

@@ -240,9 +240,7 @@ class Supervisor:
         self.log.info("draining", bound_s=self.limits.drain_s_max)
         finished = asyncio.ensure_future(self._until(lambda: len(self.drained) == FRONTENDS))
         hurried = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait(
-            {finished, hurried}, timeout=self.limits.drain_s_max, return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({finished, hurried}, timeout=self.limits.drain_s_max, return_when=asyncio.FIRST_COMPLETED)
         for future in (finished, hurried):
             future.cancel()
 
