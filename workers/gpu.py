@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton.engine.batch import Sampled, StepRow
-from baton.engine.effects import Effect, Plan, StepDone
+from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc import doorbell
 from baton.ipc.frames import Address, Halt, KVLayout, Life, Role, WorkerHello
@@ -41,8 +41,6 @@ class Greeter:
 
     def start(self, now_ns: int) -> list[Effect]:
         """Greet the scheduler of the moment."""
-        from baton.engine.effects import Send
-
         return [Send(Role.SCHEDULER, 0, self.hello)]
 
     def handle(self, event: object, now_ns: int) -> list[Effect]:
@@ -98,8 +96,8 @@ class StepLoop:
     async def _commit(self, done: StepDone) -> None:
         if self.writer is None:
             return
-        while not self.writer.write(done):
-            await asyncio.sleep(self.process.limits.ring_full_wait_s)
+        while not self.writer.write(done):  # the slowest reader is behind; it does not ring back
+            await asyncio.sleep(self.process.limits.ring_full_wait_s)  # noqa: ASYNC110
         for bell in self.bells:
             doorbell.ring(bell)
 
@@ -126,7 +124,11 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
-    return runner, runner.layout, runner.weights_digest
+    made = runner.layout
+    layout = KVLayout(
+        made.block_size, made.blocks, made.bytes_per_block, made.layers, made.kv_heads, made.head_dim, settings.dtype
+    )
+    return runner, layout, runner.weights_digest
 
 
 async def run(process: Process) -> None:

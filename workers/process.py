@@ -57,7 +57,11 @@ class Process:
         self.me = Address(Role(launch.role), launch.card.name, 0, launch.index, launch.incarnation)
         self.log = make_log(str(self.me), self.settings.log_level)
         self.board = Board.open(launch.path / "board")
-        resource = {"service.name": "baton", "process.pid": os.getpid(), "baton.instance": launch.path.name}
+        resource: dict[str, str | int | float | bool] = {
+            "service.name": "baton",
+            "process.pid": os.getpid(),
+            "baton.instance": launch.path.name,
+        }
         self.tracer = Tracer(
             self.me.role.name.lower(),
             self.me.index,

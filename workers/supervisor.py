@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,17 +206,16 @@ class Supervisor:
     def _notice(self) -> None:
         self.changed.set()
 
-    async def _until(self, condition: object) -> None:
+    async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that frames or deaths bring about; ``ServeError`` if the server failed meanwhile."""
-        assert callable(condition)
         while not condition():
             if self.failure is not None:
                 raise ServeError(self.failure)
             self.changed.clear()
             await self.changed.wait()
 
-    def _task(self, work: object) -> None:
-        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _task(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -331,7 +330,7 @@ def main(settings: Settings) -> int:
     except (ServeError, ModelFileError) as error:
         sys.stderr.write(f"baton: {error}\n")
     except OSError as error:
-        what = os.strerror(error.errno) if error.errno in errno.errorcode else str(error)
+        what = str(error) if error.errno is None else os.strerror(error.errno)
         name = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"baton: {name}{what}\n")
     return 1
