@@ -70,9 +70,9 @@ def serve(file: str | None, **flags: str | None) -> None:
         fail(error, 2)
     try:
         if settings.worker == "model":
-            from baton.ops.fetch import fetch
+            from baton.ops.fetch import ensure
 
-            fetch(settings.model)
+            ensure(settings.model)
         from baton.workers.supervisor import main
 
         status = main(settings)

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.ops.bench.http import Target, get_json, target
 from baton.ops.bench.load import Plan, drive
 from baton.ops.bench.report import Objectives, report, table
 from baton.ops.bench.stream import Outcome
+from baton.ops.http import Target, get_json, target
+from baton.ops.terminal import err, out
 
 INTERRUPTED_STATUS = 130
 
@@ -66,7 +66,7 @@ def run(asked: Asked) -> int:
         ttft_ms=asked.ttft_slo_ms, itl_ms=asked.itl_slo_ms, tpot_ms=asked.tpot_slo_ms, e2e_ms=asked.e2e_slo_ms
     )
     found = report(outcomes, wall, asked.url, plan.model, plan.concurrency, objectives, cpu / wall)
-    console = Console()
+    console = out()
     if asked.json_path != "-":
         console.print(table(found))
     if asked.json_path is not None:
@@ -108,10 +108,19 @@ def id_range(text: str) -> range:
 
 async def watched(where: Target, plan: Plan, outcomes: list[Outcome]) -> bool:
     """Drive the plan under a progress bar; an interrupt ends it early, and then this is True."""
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    failed = TextColumn("{task.fields[failed]} failed")
-    # Two frames a second: the bar must not take CPU from what is measured.
-    with Progress(*columns, failed, console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
+    console = err()
+    bar = Progress(
+        "requests",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[failed]} failed"),
+        console=console,
+        transient=True,
+        refresh_per_second=2,  # the bar must not take CPU from what is measured
+        disable=not console.is_terminal,
+    )
+    with bar:
         task = bar.add_task("requests", total=plan.requests, failed=0)
         failures = 0
 

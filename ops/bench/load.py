@@ -10,8 +10,8 @@ from time import perf_counter
 
 import msgspec
 
-from baton.ops.bench.http import Target
 from baton.ops.bench.stream import Outcome, ask
+from baton.ops.http import Target
 
 #: a server that refuses at once is not hammered
 FAILURE_PAUSE_S = 0.05

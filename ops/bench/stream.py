@@ -13,7 +13,7 @@ from time import perf_counter
 
 import msgspec
 
-from baton.ops.bench.http import Exchange, Target
+from baton.ops.http import Exchange, Target
 
 DETAIL_BYTES_MAX = 300
 

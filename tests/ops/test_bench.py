@@ -16,11 +16,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from baton.ops.bench import command
-from baton.ops.bench.http import Target, target
 from baton.ops.bench.load import Plan, drive
 from baton.ops.bench.report import Objectives, Report, percentile, report, spread, table
 from baton.ops.bench.stream import Outcome, ask
 from baton.ops.cli import cli
+from baton.ops.http import Target, target
 from tests.ops import misbehaving as server
 from tests.ops.misbehaving import How
 

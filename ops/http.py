@@ -1,7 +1,7 @@
 """A very small HTTP/1.1 client on a bare asyncio protocol: one request, one response, body handed on in pieces.
 
-It exists because a load generator must not take the CPU it measures. It knows nothing of JSON or of events; a response
-it cannot read ends the exchange as ``malformed``.
+It exists because a load generator must not take the CPU it measures, and because the base install has no HTTP client.
+It knows nothing of events; a response it cannot read ends the exchange as ``malformed``.
 """
 
 from __future__ import annotations
