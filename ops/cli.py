@@ -120,11 +120,11 @@ def pull(alias: str) -> None:
 @click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature.")
 def chat(**options: Any) -> None:  # click passes each option under its name
     """Chat with a model. Ctrl-C cancels an answer, Ctrl-D ends. Piped: one prompt in, its answer out."""
-    from baton.ops.chat import Asked, run
+    from baton.ops.chat import AnswerFailed, Asked, run
 
     try:
         sys.exit(run(Asked(**options)))
-    except Exception as error:
+    except (AnswerFailed, ValueError, OSError) as error:
         fail(error)
 
 

@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton.ops.bench.load import Plan, drive
 from baton.ops.bench.report import Objectives, report, table
 from baton.ops.bench.stream import Outcome
-from baton.ops.http import Target, get_json, target
+from baton.ops.completions import first_model
+from baton.ops.http import Target, target
 from baton.ops.terminal import err, out
 
 INTERRUPTED_STATUS = 130
@@ -76,26 +77,6 @@ def run(asked: Asked) -> int:
         else:
             Path(asked.json_path).write_bytes(document + b"\n")
     return INTERRUPTED_STATUS if interrupted else 0 if found.succeeded else 1
-
-
-async def first_model(where: Target, timeout_s: float) -> str:
-    """The name of the server's first model."""
-    listing = msgspec.convert(await get_json(where, "/v1/models", timeout_s), Listing)
-    if not listing.data:
-        raise ValueError("the server lists no model; name one with --model")
-    return listing.data[0].id
-
-
-class Listed(msgspec.Struct):
-    """A model in a server's list."""
-
-    id: str
-
-
-class Listing(msgspec.Struct):
-    """The answer of ``/v1/models``."""
-
-    data: list[Listed]
 
 
 def id_range(text: str) -> range:

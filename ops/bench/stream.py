@@ -13,45 +13,10 @@ from time import perf_counter
 
 import msgspec
 
+from baton.ops.completions import DONE, Chunk, Lines, Usage
 from baton.ops.http import Exchange, Target
 
 DETAIL_BYTES_MAX = 300
-
-
-class Usage(msgspec.Struct):
-    """The server's own count."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class Delta(msgspec.Struct):
-    """The new part of a chat answer."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    """The only choice of a chunk, of either endpoint."""
-
-    text: str | None = None
-    delta: Delta | None = None
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-    def carries_output(self) -> bool:
-        """Whether there is any new output in it."""
-        delta = self.delta
-        return bool(self.text or self.token_ids or (delta and (delta.content or delta.reasoning_content)))
-
-
-class Chunk(msgspec.Struct):
-    """One event's JSON, as far as it matters here."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Outcome(msgspec.Struct):
@@ -98,7 +63,7 @@ class EventStream:
         self.finished = asyncio.Event()
         self.opening = b""
         self.stop: Callable[[], None] | None = None
-        self._rest = b""
+        self._lines = Lines()
         self._decoder = msgspec.json.Decoder(Chunk)
 
     def feed(self, piece: bytes) -> None:
@@ -106,14 +71,13 @@ class EventStream:
         now = perf_counter()
         if len(self.opening) < DETAIL_BYTES_MAX:
             self.opening += piece[:DETAIL_BYTES_MAX]
-        *lines, self._rest = (self._rest + piece if self._rest else piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:") and not self.finished.is_set():
-                self._event(line[5:].strip(), now)
+        for data in self._lines.feed(piece):
+            if not self.finished.is_set():
+                self._event(data, now)
 
     def _event(self, data: bytes, now: float) -> None:
         outcome = self.outcome
-        if data == b"[DONE]":
+        if data == DONE:
             outcome.ended = now
             self.finished.set()
             return
@@ -122,8 +86,8 @@ class EventStream:
         except msgspec.DecodeError:
             self._fail("malformed chunk", data, now)
             return
-        if bytes(chunk.error) != b"null":
-            self._fail("error event", bytes(chunk.error), now)
+        if (failure := chunk.failure()) is not None:
+            self._fail("error event", failure, now)
             return
         if chunk.usage is not None:
             outcome.usage = chunk.usage

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 
 class How(enum.IntEnum):
@@ -34,14 +36,16 @@ def event(document: object) -> bytes:
 
 
 def token(text: str = "a", finish_reason: str | None = None) -> bytes:
-    return event({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}]})
+    """A chunk of both endpoints at once."""
+    said = {"text": text, "delta": {"content": text}}
+    return event({"choices": [{"index": 0, **said, "finish_reason": finish_reason}]})
 
 
 def usage(tokens: int) -> bytes:
     return event({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": tokens}})
 
 
-def pieces(how: int) -> list[bytes]:
+def pieces(how: How) -> list[bytes]:
     """The body's parts, each sent as an HTTP chunk of its own."""
     tokens = [token() for _ in range(TOKENS)]
     end = [token("", "length")]
@@ -62,6 +66,14 @@ def pieces(how: int) -> list[bytes]:
             return [whole[:30], whole[30:31], whole[31:100], whole[100:]]
 
 
+def told(document: dict[str, Any]) -> How:
+    """How to answer: the prompt's first id, or the name a chat's last message has."""
+    if "messages" in document:
+        return How[document["messages"][-1]["content"]]
+    prompt = document["prompt"]
+    return How(prompt[0]) if isinstance(prompt, list) else How.GOOD
+
+
 async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: list[bytes]) -> None:
     head = await reader.readuntil(b"\r\n\r\n")
     if head.startswith(b"GET /v1/models"):
@@ -71,8 +83,7 @@ async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
     lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
     body = await reader.readexactly(lengths[0])
     seen.append(body)
-    prompt = json.loads(body)["prompt"]
-    how = prompt[0] if isinstance(prompt, list) else How.GOOD
+    how = told(json.loads(body))
     if how == How.CLOSED:
         return
     if how in (How.TOO_MANY, How.BROKEN):
@@ -109,3 +120,20 @@ async def misbehaving_server() -> AsyncIterator[tuple[str, list[bytes]]]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
+
+
+@contextmanager
+def server_beside() -> Iterator[tuple[str, list[bytes]]]:
+    """The same on a thread and loop of its own, for tests of what brings its own loop."""
+    loop = asyncio.new_event_loop()
+    context = misbehaving_server()
+    found = loop.run_until_complete(context.__aenter__())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield found
+    finally:
+        asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

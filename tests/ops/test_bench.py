@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-import threading
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -197,17 +195,8 @@ def test_an_empty_run_still_has_a_report() -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """The server on a loop of its own, for tests of the command."""
-    loop = asyncio.new_event_loop()
-    context = server.misbehaving_server()
-    address, _ = loop.run_until_complete(context.__aenter__())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield address
-    asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with server.server_beside() as (address, _):
+        yield address
 
 
 def bench(*arguments: str) -> tuple[int, str, str]:
