@@ -61,7 +61,7 @@ class Runner:
         # Decoding rows of like length first, so that they attend together.
         ordered = sorted(rows, key=_attention_order)
         ids = [token for row in ordered for token in row.tokens]
-        assert ids and 0 <= min(ids) and max(ids) < self.config.vocab, "token ids outside the vocabulary"
+        assert ids and min(ids) >= 0 and max(ids) < self.config.vocab, "token ids outside the vocabulary"
         ends, total = {}, 0
         for row in ordered:
             total += len(row.tokens)
