@@ -46,6 +46,12 @@ class Board(Protocol):
     def live(self, role: int, index: int) -> int: ...
 
 
+class SchedulerBoard(Board, Protocol):
+    """What the scheduler may do besides: show its gauges."""
+
+    def set_gauges(self, values: tuple[int, ...]) -> None: ...
+
+
 class HomeBoard(Board, Protocol):
     """What a frontend may do besides, on its own slice only."""
 

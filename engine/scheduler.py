@@ -14,7 +14,7 @@ from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
 from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start, StepDone, TokenRing
 from baton.engine.limits import Limits
-from baton.engine.ownership import Board, Ownership
+from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending
 from baton.ipc.frames import (
@@ -51,13 +51,13 @@ class SchedulerCore:
     """Invariants: a slot has at most one sequence, each is in the batcher once; at most one step is in flight."""
 
     def __init__(
-        self, me: Address, board: Board, ring: TokenRing, end_ids: tuple[int, ...], weights: str, limits: Limits
+        self, me: Address, board: SchedulerBoard, ring: TokenRing, end_ids: tuple[int, ...], limits: Limits
     ) -> None:
         self.me = me
         self.board = board
         self.ring = ring
         self.end_ids = end_ids
-        self.weights = weights
+        self.weights: str | None = None  # what the first worker held, every later one must
         self.limits = limits
         self.hands = Ownership(board, me, limits.request_spans_max)
         self.sequences: dict[int, Sequence] = {}
@@ -108,13 +108,14 @@ class SchedulerCore:
                 raise AssertionError(f"no such event for a scheduler: {event!r}")
         self._finish_ended(now_ns, out)
         self._plan(now_ns, out)
+        self._publish()
         return out
 
-    def gauges(self) -> tuple[int, int, int, int, int]:
-        """Running, waiting, and blocks: total, free, cached."""
+    def _publish(self) -> None:
+        """Show the gauges to whoever reads the board; nothing is cached yet beyond a request's life."""
         batcher, pool = self.batcher, self.batcher.pool
         total, free = (pool.total, pool.free) if pool is not None else (0, 0)
-        return len(batcher.running), len(batcher.waiting), total, free, 0
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), total, free, 0))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -145,11 +146,15 @@ class SchedulerCore:
         pool = self.batcher.pool
         if pool is None or seq.end is not None:
             return
-        asked = len(seq.handed.prompt_ids) + seq.max_tokens
+        asked, wanted = len(seq.handed.prompt_ids) + seq.max_tokens, seq.handed.terms.weights_digest
         if pool.blocks_for(asked) > pool.total:
             capacity = pool.capacity_tokens
             message = f"the request may need {asked} tokens of KV cache, this server has {capacity} in all"
             failure = Failure(400, "invalid_request_error", message, "max_tokens", "kv_cache_exceeded")
+            self._end(seq, End("refused", len(seq.output), None, failure))
+        elif wanted and wanted != self.weights:
+            message = "the weights this request was admitted for are not served any more"
+            failure = Failure(503, "server_error", message, None, "weights_changed")
             self._end(seq, End("refused", len(seq.output), None, failure))
         elif not seq.admitted:
             seq.admitted = True
@@ -165,7 +170,8 @@ class SchedulerCore:
         known = self.ranks.get(event.rank)
         if known is not None and known.address == event.address:
             return
-        assert event.weights_digest == self.weights, "the worker holds other weights than this server promises"
+        self.weights = self.weights or event.weights_digest
+        assert event.weights_digest == self.weights, "a worker came back with other weights"
         if known is not None:
             self._roll_back(now_ns, out)
         self.ranks[event.rank] = event
