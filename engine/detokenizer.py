@@ -214,7 +214,7 @@ class DetokenizerCore:
             del self.leases[slot]
         del self.flushing[slot]
         key = self.hands.give(held, Role.FRONTEND, flush.home.index, "closed", now_ns, out)
-        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, flush.failure)
+        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, flush.failure, flush.prompt_ids)
         out.append(Send(Role.FRONTEND, flush.home.index, closed))
 
     def story(self, slot: int) -> str:

@@ -160,7 +160,7 @@ class World:
         elif role == Role.TOKENIZER:
             core = TokenizerCore(me, self.board, self.shape.context_tokens, limits)
         elif role == Role.SCHEDULER:
-            core = SchedulerCore(me, self.board, StepReader(RingReader(self.tokens, 0)), (END,), "w", limits)
+            core = SchedulerCore(me, self.board, StepReader(RingReader(self.tokens, 0)), (END,), limits)
         else:
             core = DetokenizerCore(me, self.board, StepReader(RingReader(self.tokens, 1)), TABLE, limits)
         process = self.live[place] = Process(place, incarnation, core)
