@@ -134,10 +134,10 @@ class SchedulerCore:
         self.batcher.waiting.append(seq)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
-        elif base and base >= seq.max_tokens:
-            self._set_end(seq, End("length", base), now_ns, out)
         elif base and event.delivered[-1] in end_ids:
             self._set_end(seq, End("stop", base), now_ns, out)
+        elif base and base >= seq.max_tokens:
+            self._set_end(seq, End("length", base), now_ns, out)
         else:
             self._admit(seq, now_ns, out)
 
