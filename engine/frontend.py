@@ -326,18 +326,19 @@ class FrontendCore:
         sender_reaped = not row.taken and row.from_incarnation < self.board.live(row.from_role, row.from_index)
         key = Key(stream.slot, row.generation, row.epoch)
         if row.incarnation < live:
-            self._seize(stream, row, now_ns, out)
+            dead = Address(Role(row.role), self.me.model, self.me.replica, row.index, row.incarnation)
+            self._seize(stream, row, dead, now_ns, out)
         elif row.role == self.me.role:
-            if sender_reaped and stream.held is None:
-                held = self.hands.take(key, stream.trace)
-                if held is not None:
-                    self._resubmit(stream, held, now_ns, out)
+            if sender_reaped:  # what it sent home may have died with it; if not, it will be of an old epoch
+                dead = Address(
+                    Role(row.from_role), self.me.model, self.me.replica, row.from_index, row.from_incarnation
+                )
+                self._seize(stream, row, dead, now_ns, out)
         elif sender_reaped and stream.recalled < row.epoch:
             stream.recalled = row.epoch
             out.append(Send(Role(row.role), row.index, Recall(key, self.me.index, stream.trace)))
 
-    def _seize(self, stream: Stream, row: BoardRow, now_ns: int, out: list[Effect]) -> None:
-        dead = Address(Role(row.role), self.me.model, self.me.replica, row.index, row.incarnation)
+    def _seize(self, stream: Stream, row: BoardRow, dead: Address, now_ns: int, out: list[Effect]) -> None:
         state = STATE_NAMES[row.state]
         error = f"{dead} died"
         out.append(state_span(state, stream.trace, row.since_ns, now_ns, str(dead), (), error))
