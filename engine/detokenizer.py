@@ -84,7 +84,9 @@ class DetokenizerCore:
                 key = self.hands.recall(event.key, event.trace, event.home, now_ns, out)
                 if key is not None:
                     out.append(Send(Role.FRONTEND, event.home, Returned(key, event.trace)))
-            case Life() | Halt():
+            case Life():
+                self._drain(now_ns, out)  # a worker that died between its commit and the bell rang nobody
+            case Halt():
                 pass
             case _:
                 raise AssertionError(f"no such event for a detokenizer: {event!r}")

@@ -72,6 +72,7 @@ class Held:
     since_ns: int
     trace: bytes
     spans: int = 0
+    span_ns: int = -1  # where the next span begins: earlier than the state, once flips have become events
     events: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -125,6 +126,7 @@ class Ownership:
         if held.spans < self.spans_max:
             self._leave(held, now_ns, out)
         else:
+            held.span_ns = held.since_ns if held.span_ns < 0 else held.span_ns
             held.events.append((held.state, held.since_ns))
             del held.events[: -self.spans_max]
         held.state, held.since_ns = state, now_ns
@@ -151,8 +153,10 @@ class Ownership:
         return self.give(held, Role.FRONTEND, home, "received", now_ns, out)
 
     def _leave(self, held: Held, now_ns: int, out: list[Effect]) -> None:
-        out.append(state_span(held.state, held.trace, held.since_ns, now_ns, str(self.me), tuple(held.events)))
+        start_ns = held.since_ns if held.span_ns < 0 else held.span_ns
+        out.append(state_span(held.state, held.trace, start_ns, now_ns, str(self.me), tuple(held.events)))
         held.events.clear()
+        held.span_ns = -1
         held.spans += 1
 
     def write(self, held: Held, owner: Address, taken: bool) -> None:
