@@ -203,11 +203,11 @@ class DetokenizerCore:
             return
         if leased is not None and leased.seen < flush.length:
             return
-        length, reason, stop_reason, tail = flush.length, flush.reason, flush.stop_reason, ""
+        length, reason, stop_reason, tail, failure = flush.length, flush.reason, flush.stop_reason, "", flush.failure
         if leased is not None:
             hit = leased.state.hit
             if hit is not None and leased.park is not None and leased.park <= length:
-                length, reason, stop_reason = leased.park, "stop", hit
+                length, reason, stop_reason, failure = leased.park, "stop", hit, None
             upto = min(length - leased.sent, len(leased.ids))
             self._touched.pop(slot, None)
             if upto > 0:
@@ -216,7 +216,7 @@ class DetokenizerCore:
             del self.leases[slot]
         del self.flushing[slot]
         key = self.hands.give(held, Role.FRONTEND, flush.home.index, "closed", now_ns, out)
-        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, flush.failure, flush.prompt_ids)
+        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, failure, flush.prompt_ids)
         out.append(Send(Role.FRONTEND, flush.home.index, closed))
 
     def story(self, slot: int) -> str:

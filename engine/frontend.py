@@ -276,7 +276,7 @@ class FrontendCore:
         """Write the account, close the root span, free the row. The request is no more."""
         held, finish = stream.held, stream.finish
         assert held is not None and finish is not None
-        out.append(state_span(held.state, stream.trace, held.since_ns, now_ns, str(self.me), tuple(held.events), error))
+        self.hands.leave(held, now_ns, out, error)
         self.board.write(stream.slot, BoardRow(generation=stream.generation + 1))
         del self.streams[stream.slot]
         if stream.door is not None:
