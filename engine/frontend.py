@@ -96,7 +96,7 @@ class FrontendCore:
                 self._open(event, now_ns, out)
             case Admitted():
                 stream = self._stream(event.slot, event.generation)
-                if stream is not None and event.run > stream.submitted:
+                if stream is not None and stream.finish is None and event.run > stream.submitted:
                     self._begin(stream, event.prompt_ids, now_ns, out)
                     self._runs(stream, event.run, out)
             case Closed():

@@ -6,6 +6,7 @@ Owners, deliveries, ends, accounts, spans, blocks and left-overs. Whatever is wr
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.batch import StepRow
@@ -20,7 +21,7 @@ from tests.sim.script import whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
-    from tests.sim.world import Place, Process, World
+    from tests.sim.world import Process, World
 
 OWNERS_EVERY_EVENTS = 6
 CANCELS = ("cancelled", "timeout", "slow_consumer")
@@ -132,9 +133,6 @@ class Oracles:
             billed = (account.reason, account.prompt_tokens, account.completion_tokens)
             self.check(seen == billed, f"{client} saw {seen}, billed are {billed}")
 
-    def died(self, place: Place) -> None:
-        """Nothing to judge; deaths excuse a missing span."""
-
     # -------------------------------------------------------------------------------- at the end
 
     def unfinished(self) -> str:
@@ -173,7 +171,7 @@ class Oracles:
                 self.check(core.flight is None or core.batcher.pool is None, "a step never landed")
             case DetokenizerCore():
                 self.check(not core.flushing, "requests are left with the detokenizer")
-                lone = world_deaths(self.world) == 0
+                lone = self.world.deaths == 0 and not self.world.shape.repeats
                 self.check(not lone or not (core.leases or core.early), "leases are left though nobody died")
 
     def _told(self, client: Client) -> None:
@@ -185,14 +183,9 @@ class Oracles:
             self.check(client.request_id in self.accounts, f"{client} has no account")
             self.check(self.roots[client.trace[:16]] == 1, f"{client} has {self.roots[client.trace[:16]]} roots")
         spans = sorted(self.spans[client.trace[:16]], key=lambda span: (span.start_ns, span.end_ns))
-        for before, after in zip(spans, spans[1:], strict=False):
+        for before, after in pairwise(spans):
             gap = after.start_ns - before.end_ns
             self.check(gap == 0 if alive else gap >= 0, f"{client}: {before} and then {after}")
-
-
-def world_deaths(world: World) -> int:
-    """How many processes were killed."""
-    return world.deaths
 
 
 def _held(core: Any) -> list[Any]:

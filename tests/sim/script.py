@@ -42,6 +42,7 @@ class Shape:
     token_ring_bytes: int
     plan_ring_bytes: int
     slow_links: bool
+    repeats: bool
     faulty: dict[int, int]
 
     @property
@@ -154,6 +155,7 @@ def make_shape(rng: random.Random) -> Shape:
         token_ring_bytes=rng.choice((1024, 4096)),
         plan_ring_bytes=8192,
         slow_links=rng.random() < 0.3,
+        repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
     )
 

@@ -115,8 +115,11 @@ class World:
             self._spawn(place, 1)
         for client in self.clients:
             self.at(client.wish.at_ns, client.arrive)
-        for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
-            self.at(rng.randrange(120 * MS), self._strike, rng.choice(self.places))
+        for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 9))):
+            at_ns = rng.randrange(120 * MS)
+            self.at(at_ns, self._strike, rng.choice(self.places))
+            if rng.random() < 0.3:  # troubles come together
+                self.at(at_ns + rng.randrange(20 * MS), self._strike, rng.choice(self.places))
         while self._heap and not self._done():
             self.now, _, busy, action, arguments = heapq.heappop(self._heap)
             self.busy -= busy
@@ -258,10 +261,15 @@ class World:
             return
         data = link.frames.popleft()
         self._digest.update(data)
-        frame = _decoder.decode(data).frame
+        self._hear(link.receiver, data)
+        if self.shape.repeats and self.rng.random() < 0.03:
+            self.at(self._jitter(self.rng.choice((1, 10, 100))), self._hear, link.receiver, data)
+
+    def _hear(self, place: Place, data: bytes) -> None:
+        frame, process = _decoder.decode(data).frame, self.live.get(place)
         if isinstance(process, Worker):
             process.hear(frame)
-        else:
+        elif process is not None:
             self.feed(process, frame)
 
     def _arrived(self, place: Place) -> None:
@@ -311,7 +319,6 @@ class World:
         if place[0] == Role.FRONTEND:
             for client in self.clients:
                 client.disconnect(place[1])
-        self.oracles.died(place)
         self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation + 1)
 
     def _lose(self, link: Link, take: Callable[[], bytes]) -> None:
