@@ -146,7 +146,7 @@ class DetokenizerCore:
     def _push(self, leased: Leased, token: int, flags: int, logprob: float, out: list[Effect]) -> None:
         """Count one token; decode it unless the text ended before it."""
         if flags & INVALID_FLAG:
-            leased.park = leased.seen
+            leased.park = leased.seen if leased.park is None else leased.park
             return
         position = leased.seen
         leased.seen += 1
