@@ -134,10 +134,10 @@ class SchedulerCore:
         self.batcher.waiting.append(seq)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
-        elif base and base >= seq.max_tokens:
-            self._set_end(seq, End("length", base), now_ns, out)
         elif base and event.delivered[-1] in end_ids:
             self._set_end(seq, End("stop", base), now_ns, out)
+        elif base and base >= seq.max_tokens:
+            self._set_end(seq, End("length", base), now_ns, out)
         else:
             self._admit(seq, now_ns, out)
 
@@ -159,7 +159,9 @@ class SchedulerCore:
         elif not seq.admitted:
             seq.admitted = True
             home = seq.handed.home.index
-            out.append(Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run)))
+            out.append(
+                Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run, seq.handed.prompt_ids))
+            )
 
     # -------------------------------------------------------------------------------- workers and peers
 
@@ -305,14 +307,21 @@ class SchedulerCore:
         home = handed.home.index
         if end.reason == "refused":
             key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
-            out.append(Send(Role.FRONTEND, home, Closed(key, held.trace, length, "refused", None, "", end.failure)))
+            out.append(
+                Send(
+                    Role.FRONTEND,
+                    home,
+                    Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids),
+                )
+            )
             return
         live = self.board.live(Role.DETOKENIZER, 0)
         if seq.output and seq.leased_to != live:
             self._lease(seq, out)
         run = seq.run
         key = self.hands.give(held, Role.DETOKENIZER, 0, "flushing", now_ns, out)
-        flush = Flush(key, handed.home, held.trace, run, seq.base, length, end.reason, end.stop_reason, end.failure)
+        why = (length, end.reason, end.stop_reason, end.failure)
+        flush = Flush(key, handed.home, held.trace, run, seq.base, *why, handed.prompt_ids)
         out.append(Send(Role.DETOKENIZER, 0, flush))
 
     # -------------------------------------------------------------------------------- planning
