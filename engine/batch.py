@@ -1,7 +1,7 @@
 """What one step of a worker computes and what comes of it: plain structs, without behaviour.
 
-The scheduler's side fills in ``StepRow``s, ``workers.runner`` computes them and answers with ``Sampled``s. Nothing
-here knows torch, a model or a clock.
+The scheduler's side fills in ``StepRow``s, ``workers.runner`` computes them and answers with ``Sampled``s.
+Nothing here knows torch, a model or a clock.
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ def _zeros(size: int, device: torch.device) -> Tensor:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory this process may still take: the device's, or the least of the machine's and its control group's."""
+    """Memory this process may still take: the device's, or the least of the machine's and its control
+    group's.
+    """
     if device.type != "cpu":
         return torch.cuda.mem_get_info(device)[0]
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -42,7 +42,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def read_config(header: Header) -> ModelConfig:
-    """Read the configuration from a header; raises ``ModelFileError`` naming what is missing, wrong or unsupported."""
+    """Read the configuration from a header; raises ``ModelFileError`` naming what is missing, wrong or
+    unsupported.
+    """
     architecture = header.text("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelFileError(
