@@ -19,7 +19,7 @@ RESERVE_BYTES = 256 << 20  # of available memory, left to everything else
 
 
 class MemoryBudgetError(Exception):
-    """The pool asked for does not fit; one line with what it needs, what there is and the largest that fits."""
+    """The pool asked for does not fit; one line: what it needs, what there is, the largest that fits."""
 
 
 class KvLayout(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class KvPool:
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
-    """Zeroed bytes; on the CPU pages the kernel zeroes when first touched, in huge pages where it has them."""
+    """Zeroed bytes; on the CPU, huge pages (where there are) that the kernel zeroes when first touched."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -13,7 +13,9 @@ from baton.engine.batch import END_FLAG, Sampled, Sampling, StepRow
 from baton.workers.cache import BLOCK_SIZE
 from baton.workers.runner import Runner
 
-REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-135m-reference.json").read_text())["references"]
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-135m-reference.json").read_text())[
+    "references"
+]
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
 BLOCKS = 64
 
@@ -37,7 +39,7 @@ def generate(
     chunk: int = 1 << 20,
     seed: int | None = None,
 ) -> list[list[Sampled]]:
-    """Generate ``count`` tokens for every prompt at once; ``seed`` shuffles blocks, and rows in every step."""
+    """Generate ``count`` tokens for all prompts at once; ``seed`` shuffles blocks, and rows in every step."""
     order = list(range(BLOCKS))
     shuffle = random.Random(seed)
     if seed is not None:
@@ -98,7 +100,11 @@ def test_bfloat16_stays_close_to_the_reference(runner: Runner) -> None:
 
 def test_a_seeded_request_is_the_same_alone_in_company_and_after_preemption(exact: Runner) -> None:
     prompts = [r["prompt_ids"] for r in REFERENCES[:3]]
-    samplings = [Sampling(0.8, 0.95, 50, seed=11, end_ids=()), GREEDY, Sampling(1.3, 1.0, 0, seed=12, end_ids=())]
+    samplings = [
+        Sampling(0.8, 0.95, 50, seed=11, end_ids=()),
+        GREEDY,
+        Sampling(1.3, 1.0, 0, seed=12, end_ids=()),
+    ]
     together = generate(exact, prompts, 8, samplings=samplings)
     alone = generate(exact, prompts[:1], 8, samplings=samplings[:1], seed=5)
     assert [s.token for s in alone[0]] == [s.token for s in together[0]]
@@ -142,6 +148,12 @@ def test_warm_up_leaves_the_pool_zero(runner: Runner) -> None:
 
 def test_the_layout_describes_the_pool(runner: Runner) -> None:
     layout = runner.layout
-    assert (layout.blocks, layout.block_size, layout.layers, layout.kv_heads, layout.head_dim) == (64, 16, 30, 3, 64)
+    assert (layout.blocks, layout.block_size, layout.layers, layout.kv_heads, layout.head_dim) == (
+        64,
+        16,
+        30,
+        3,
+        64,
+    )
     assert layout.dtype == "bfloat16" and layout.bytes_per_block == 2 * 30 * 16 * 3 * 64 * 2
     assert len(runner.weights_digest) == 64

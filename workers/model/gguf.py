@@ -18,6 +18,7 @@ from typing import NoReturn, TypeAlias
 HEADER_BYTES_MAX = 256 << 20
 ITEMS_MAX = 1 << 22  # of one array, of the metadata, of the tensor table
 DIMENSIONS_MAX = 4
+FAULT_CHARACTERS_MAX = 400
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[int] | array[float]"
 
@@ -31,7 +32,8 @@ class ModelFileError(Exception):
     """A model file that cannot be used; one line that names the file and the fault."""
 
     def __init__(self, path: Path, fault: str) -> None:
-        super().__init__(f"{path}: {fault}")
+        line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in fault)
+        super().__init__(f"{path}: {line[:FAULT_CHARACTERS_MAX]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Rope:
 
 
 def frequencies(config: ModelConfig, factors: Tensor | None) -> tuple[Tensor, float]:
-    """Radians a position, float32 ``[head_dim / 2]``, and the scale of cosine and sine (1 except for YaRN)."""
+    """Radians a position, float32 ``[head_dim / 2]``, and the scale of both tables (1 but for YaRN)."""
     scaling, half = config.rope_scaling, config.head_dim // 2
     plain = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
     if scaling.kind == "linear":
@@ -47,7 +47,7 @@ def frequencies(config: ModelConfig, factors: Tensor | None) -> tuple[Tensor, fl
 
 
 def _yarn(plain: Tensor, config: ModelConfig) -> Tensor:
-    """Fast dimensions keep their frequency, slow ones are interpolated, those between are blended linearly."""
+    """Fast dimensions keep their frequency, slow ones are interpolated, those between blended."""
     scaling, half = config.rope_scaling, config.head_dim // 2
 
     def dimension(rotations: float) -> float:

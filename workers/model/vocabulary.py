@@ -8,7 +8,7 @@ right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.workers.model.gguf import Header, ModelFileError
@@ -41,7 +41,7 @@ class Vocabulary:
     text.
     """
 
-    pieces: list[bytes]
+    pieces: list[bytes] = field(repr=False)
     special: frozenset[int]  # control tokens: structure, not text
     bos_id: int | None
     eos_id: int | None
@@ -81,7 +81,12 @@ def read_vocabulary(header: Header) -> Vocabulary:
 
 
 def build_encoder(header: Header) -> Tokenizer:
-    """The encoder of a model file. Its ``encode`` puts the bos id in front where the model wants it so."""
+    """The encoder of a model file. Its ``encode`` puts the bos id in front where the model wants it so.
+
+    Bytes without a token (in SmolLM2's vocabulary six control characters and bytes that are rare or
+    impossible in UTF-8) are dropped; ``tokenizers`` knows nothing better for a model without an unknown
+    token.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     tokens, types = _tokens(header)

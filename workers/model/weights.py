@@ -98,7 +98,7 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check_tensors(header: Header, config: ModelConfig) -> None:
-    """Hold the table of tensors against the configuration and the file's length before anything is allocated."""
+    """Hold the table of tensors against the configuration and the file's length before allocating."""
     expected = _shapes(config)
     for name in header.tensors:
         if name not in expected:

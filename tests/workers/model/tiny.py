@@ -152,4 +152,5 @@ class Tiny:
             h = norm(x, f"blk.{i}.ffn_norm.weight")
             gate, up = h @ w[f"blk.{i}.ffn_gate.weight"].T, h @ w[f"blk.{i}.ffn_up.weight"].T
             x = x + (gate * gate.sigmoid() * up) @ w[f"blk.{i}.ffn_down.weight"].T
-        return norm(x[-1], "output_norm.weight") @ w["token_embd.weight" if self.tied else "output.weight"].T
+        head = w["token_embd.weight" if self.tied else "output.weight"]
+        return norm(x[-1], "output_norm.weight") @ head.T
