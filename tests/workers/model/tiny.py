@@ -50,7 +50,7 @@ class Tiny:
         random = np.random.default_rng(self.seed)
 
         def normal(*shape: int) -> np.ndarray:
-            return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+            return np.asarray(random.standard_normal(shape) / np.sqrt(shape[-1]), np.float32)
 
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         out = {"token_embd.weight": normal(len(self.tokens), self.hidden) * 8}
@@ -116,7 +116,7 @@ class Tiny:
         return path
 
     def logits(self, ids: list[int], frequencies: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """Float64 logits of the last id, straight from the file's own row order: neighbouring pairs rotate."""
+        """Float64 logits of the last id, straight from the file's row order: neighbours rotate."""
         kinds = {name: self.kind if data.ndim == 2 else F32 for name, data in self.tensors().items()}
         w = {
             name: torch.from_numpy(dequantize(quantize(data, kinds[name]), kinds[name]).copy()).double()
@@ -152,5 +152,5 @@ class Tiny:
             h = norm(x, f"blk.{i}.ffn_norm.weight")
             gate, up = h @ w[f"blk.{i}.ffn_gate.weight"].T, h @ w[f"blk.{i}.ffn_up.weight"].T
             x = x + (gate * gate.sigmoid() * up) @ w[f"blk.{i}.ffn_down.weight"].T
-        head = w["token_embd.weight" if self.tied else "output.weight"]
-        return norm(x[-1], "output_norm.weight") @ head.T
+        output = w["token_embd.weight" if self.tied else "output.weight"]
+        return norm(x[-1], "output_norm.weight") @ output.T
