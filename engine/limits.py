@@ -19,6 +19,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     label_chars_max: int = 256
     streams_per_connection_max: int = 256
     connections_max: int = 4096
+    socket_send_bytes_max: int = 1 << 17
+    client_ping_s: float = 0.4
+    client_silence_s_max: float = 30.0
+    client_outbox_messages_max: int = 256
     mailbox_tokens_max: int = 1024
     answer_s_max: float = 60.0
     stalled_s_max: float = 60.0

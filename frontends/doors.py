@@ -1,0 +1,105 @@
+"""All doors of a frontend, opened and closed together; what the process's main sees of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from pathlib import Path
+
+from aiohttp import web
+
+from baton.engine.effects import Account
+from baton.frontends.http import HttpDoor
+from baton.frontends.metrics import Metrics
+from baton.frontends.status import Sources
+from baton.frontends.stream import Reception
+from baton.workers.config import Settings
+
+#: an unread rest of a refused body is read for this long, so that the client sees the refusal
+_LINGER_S = 1.0
+
+
+class StartError(Exception):
+    """A door cannot be opened; the message is one line for the operator."""
+
+
+class Doors:
+    """Invariant: between ``start`` and ``stop`` every door listens, or ``start`` raised and none does."""
+
+    def __init__(self) -> None:
+        self.metrics: Metrics | None = None
+        self._reception: Reception | None = None
+        self._runner: web.AppRunner | None = None
+        self._keep_alive: asyncio.Task[None] | None = None
+
+    async def start(
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+    ) -> dict[str, str]:
+        """Open all doors; returns their addresses by name. Raises ``StartError``."""
+        self._reception = reception
+        self.metrics = Metrics(sources.gauges)
+        listener = listen(settings.host, settings.port, settings.limits.socket_send_bytes_max)
+        door = HttpDoor(reception, settings, sources, self.metrics)
+        runner = web.AppRunner(
+            door.app,
+            access_log=None,
+            handler_cancellation=True,
+            lingering_time=_LINGER_S,
+            shutdown_timeout=0,
+        )
+        self._runner = runner
+        await runner.setup()
+        server = runner.server
+        assert server is not None
+        door.connections = lambda: len(server.connections)
+        await web.SockSite(runner, listener).start()
+        self._keep_alive = asyncio.get_running_loop().create_task(door.keep_alive())
+        host, port = listener.getsockname()[:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return {"http": f"http://{place}", "websocket": f"ws://{place}/v1/responses"}
+
+    def observe(self, account: Account) -> None:
+        """Count a closed request."""
+        if self.metrics is not None:
+            self.metrics.observe(account)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop listening; open requests may end for ``grace_s``, then their clients are cut off."""
+        reception, runner = self._reception, self._runner
+        if reception is None or runner is None:
+            return
+        for site in list(runner.sites):
+            await site.stop()
+        try:
+            async with asyncio.timeout(grace_s):
+                await reception.idle()
+        except TimeoutError:
+            pass
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        await runner.cleanup()
+        reception.close()
+
+
+def listen(host: str, port: int, send_bytes_max: int) -> socket.socket:
+    """A listening socket, bound once and kept; accepted sockets inherit its bounded send buffer."""
+    where = f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise StartError(f"cannot listen on {where}: {error.strerror}") from None
+    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes_max)
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(f"cannot listen on {where}: the port is taken; choose another with --port") from None
+        raise StartError(f"cannot listen on {where}: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener

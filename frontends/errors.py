@@ -1,0 +1,62 @@
+"""What a client is told when it does not get an answer: one `Failure`, in the shape of each door.
+
+Never puts anything into a message that did not come from the client or from our own sentences: details are for the log.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.engine.effects import Finish
+from baton.ipc.frames import Failure
+
+#: what a client hears when the request ended neither by itself nor with a failure of its own
+ENDINGS: dict[str, Failure] = {
+    "cancelled": Failure(499, "request_cancelled", "the request was cancelled", None, "cancelled"),
+    "disconnected": Failure(499, "request_cancelled", "the client went away", None, "cancelled"),
+    "timeout": Failure(504, "timeout_error", "the request ran into its time limit", None, "timeout"),
+    "slow_consumer": Failure(408, "timeout_error", "the client read too slowly", None, "slow_consumer"),
+}
+
+#: the reasons that are answers, and what OpenAI calls them
+FINISH_REASONS: dict[str, str] = {"stop": "stop", "length": "length"}
+
+INTERNAL = Failure(500, "server_error", "an internal error occurred", None, "internal_error")
+
+
+class Refused(Exception):
+    """The request is not, or no longer, answered; ``failure`` says why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def bad_request(message: str, param: str | None, code: str | None = None) -> Refused:
+    """A client's mistake, to be raised: HTTP 400 naming the field."""
+    return Refused(Failure(400, "invalid_request_error", message, param, code))
+
+
+def failure_of(finish: Finish) -> Failure | None:
+    """Why this end is no answer, or None where it is one."""
+    if finish.failure is not None:
+        return finish.failure
+    if finish.reason in FINISH_REASONS:
+        return None
+    return ENDINGS.get(finish.reason, INTERNAL)
+
+
+def error_body(failure: Failure) -> bytes:
+    """OpenAI's error object: ``{"error": {"message", "type", "param", "code"}}``."""
+    error = {
+        "message": failure.message,
+        "type": failure.kind,
+        "param": failure.param,
+        "code": failure.code,
+    }
+    return msgspec.json.encode({"error": error})
+
+
+def retry_after(failure: Failure) -> str | None:
+    """Seconds after which trying again makes sense, for the ``Retry-After`` header; None where it does not."""
+    return "1" if failure.status in (429, 503) else None

@@ -1,0 +1,206 @@
+"""OpenAI's response objects for chats and completions: whole answers, and the chunks of a stream.
+
+Knows shapes only: no socket, no stream. What is the same in every chunk of a response is encoded once, so that a chunk
+costs one string encoding and one join. Two extensions: ``token_ids`` in a choice (with ``return_token_ids``; the
+prompt's once as ``prompt_token_ids``) and ``stop_reason``, the stop string or end token that ended the output.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from baton.engine.effects import Finish
+from baton.frontends.errors import FINISH_REASONS, Refused, failure_of
+from baton.frontends.stream import Delta, Stream
+
+encode = msgspec.json.encode
+
+#: JSON has no infinities; OpenAI writes this for "next to impossible"
+LOGPROB_MIN = -9999.0
+
+DONE = b"data: [DONE]\n\n"
+
+
+def usage(finish: Finish) -> dict[str, int]:
+    """The usage object: the account's numbers."""
+    return {
+        "prompt_tokens": finish.prompt_tokens,
+        "completion_tokens": finish.completion_tokens,
+        "total_tokens": finish.prompt_tokens + finish.completion_tokens,
+    }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can say."""
+    return LOGPROB_MIN if math.isnan(logprob) or logprob < LOGPROB_MIN else logprob
+
+
+class Chat:
+    """The shapes of one chat response."""
+
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+
+    def first(self) -> bytes:
+        """The delta before any text: who speaks."""
+        return b'"delta":{"role":"assistant","content":""}'
+
+    def piece(self, text: str) -> bytes:
+        """The part of a chunk's choice that carries text."""
+        return b'"delta":{"content":' + encode(text) + b"}"
+
+    def last(self) -> bytes:
+        """The same in the chunk with the finish reason."""
+        return b'"delta":{}'
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The same in a whole answer."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def logprobs(self, delta: Delta) -> dict[str, Any]:
+        """One entry a token: its text, the text's UTF-8 bytes and the log-probability."""
+        content = [
+            {
+                "token": text,
+                "logprob": finite(logprob),
+                "bytes": list(text.encode()),
+                "top_logprobs": [],
+            }
+            for text, logprob in zip(delta.texts, delta.logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+
+class Completion:
+    """The shapes of one text completion. Remembers where in the text the next token begins."""
+
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+    id_prefix = "cmpl-"
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def first(self) -> bytes | None:
+        """Nothing comes before the text."""
+        return None
+
+    def piece(self, text: str) -> bytes:
+        """The part of a chunk's choice that carries text."""
+        return b'"text":' + encode(text)
+
+    def last(self) -> bytes:
+        """The same in the chunk with the finish reason."""
+        return b'"text":""'
+
+    def whole(self, text: str) -> dict[str, Any]:
+        """The same in a whole answer."""
+        return {"text": text}
+
+    def logprobs(self, delta: Delta) -> dict[str, Any]:
+        """Four parallel lists; offsets count characters of the output."""
+        offsets = []
+        for text in delta.texts:
+            offsets.append(self.offset)
+            self.offset += len(text)
+        return {
+            "tokens": list(delta.texts),
+            "token_logprobs": [finite(logprob) for logprob in delta.logprobs],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+
+class Chunks:
+    """The server-sent events of one response, in OpenAI's order: role, content, finish reason, usage, done."""
+
+    def __init__(self, stream: Stream, kind: Chat | Completion) -> None:
+        self.kind = kind
+        request = stream.request
+        self.ids = request.return_token_ids
+        self.scores = request.params.logprobs
+        self.usage = request.include_usage
+        self.stream = stream
+        head = {
+            "id": kind.id_prefix + stream.id.hex(),
+            "object": kind.chunk_name,
+            "created": stream.created,
+            "model": request.model,
+        }
+        self.head = b"data: " + encode(head)[:-1]
+        self.open = self.head + b',"choices":[{"index":0,'
+        self.close = b"]" + (b',"usage":null' if self.usage else b"") + b"}\n\n"
+        self.plain = b',"logprobs":null,"finish_reason":null}' + self.close
+
+    def first(self) -> bytes:
+        """What can be sent as soon as the request was admitted; may be nothing."""
+        part = self.kind.first()
+        prompt = b""
+        if self.ids:
+            prompt = b',"prompt_token_ids":' + encode(self.stream.prompt_ids)
+        if part is None and not prompt:
+            return b""
+        choice = (part or self.kind.last()) + b',"logprobs":null,"finish_reason":null}'
+        return self.open + choice + b"]" + prompt + self.close[1:]
+
+    def delta(self, delta: Delta) -> bytes:
+        """One delta; nothing where there is nothing to see in it."""
+        text = delta.text
+        if not (self.ids or self.scores):
+            return self.open + self.kind.piece(text) + self.plain if text else b""
+        if not text and not delta.token_ids:
+            return b""
+        scores = encode(self.kind.logprobs(delta)) if self.scores else b"null"
+        ids = b',"token_ids":' + encode(delta.token_ids) if self.ids else b""
+        rest = b',"logprobs":' + scores + b',"finish_reason":null' + ids + b"}"
+        return self.open + self.kind.piece(text) + rest + self.close
+
+    def end(self, finish: Finish) -> bytes:
+        """The finish reason, the usage if it was asked for, and the end mark."""
+        reason = encode(FINISH_REASONS[finish.reason])
+        stop = encode(finish.stop_reason)
+        rest = b',"logprobs":null,"finish_reason":' + reason + b',"stop_reason":' + stop + b"}"
+        out = self.open + self.kind.last() + rest + self.close
+        if self.usage:
+            out += self.head + b',"choices":[],"usage":' + encode(usage(finish)) + b"}\n\n"
+        return out + DONE
+
+
+async def collect(stream: Stream, kind: Chat | Completion) -> bytes:
+    """The whole answer as one JSON body, of a stream that has begun; raises ``Refused`` where it ends without one."""
+    request = stream.request
+    whole = Delta([], [], [], 0)
+    async for delta in stream:
+        whole.token_ids += delta.token_ids
+        whole.texts += delta.texts
+        whole.logprobs += delta.logprobs
+        whole.tail = delta.tail
+        stream.took(delta.position)
+    finish = stream.final
+    assert finish is not None
+    failure = failure_of(finish)
+    if failure is not None:
+        raise Refused(failure)
+    choice: dict[str, Any] = {
+        "index": 0,
+        **kind.whole(whole.text),
+        "logprobs": kind.logprobs(whole) if request.params.logprobs else None,
+        "finish_reason": FINISH_REASONS[finish.reason],
+        "stop_reason": finish.stop_reason,
+    }
+    body: dict[str, Any] = {
+        "id": kind.id_prefix + stream.id.hex(),
+        "object": kind.object_name,
+        "created": stream.created,
+        "model": request.model,
+        "choices": [choice],
+        "usage": usage(finish),
+    }
+    if request.return_token_ids:
+        choice["token_ids"] = whole.token_ids
+        body["prompt_token_ids"] = stream.prompt_ids
+    return encode(body)

@@ -1,0 +1,123 @@
+"""What a client may write in a request, as literal tables: what is read, what only labels, what is refused by name.
+
+Nothing a client sends is dropped silently. A parameter is read by ``validate``, or recorded as a label, or refused by
+name unless its value changes nothing; a name that is in no table is a typo or a newcomer: it is accepted, counted and
+named in the ``X-Ignored-Params`` header.
+"""
+
+from __future__ import annotations
+
+#: labels: recorded in the request's trace, without any other effect. A user is *not* a tenant: a client's word for
+#: whom it serves must not partition the prefix cache.
+LABELS: dict[str, str] = {
+    "user": "user.id",
+    "safety_identifier": "baton.safety_identifier",
+    "prompt_cache_key": "baton.prompt_cache_key",
+    "service_tier": "baton.service_tier",
+}
+
+#: read at every door
+SAMPLING = ("model", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "skip_special_tokens", "metadata")
+
+CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs")
+COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
+STREAMING = ("stream", "stream_options", "return_token_ids")
+RESPONSE = (*SAMPLING, "input", "instructions", "max_output_tokens", "stream")
+
+NEVER = ()
+NOT_YET = "is not supported yet"
+NO_TOOLS = "is not supported: tools cannot be called yet"
+NO_GRAMMAR = "is not supported: output cannot be constrained yet"
+NO_STORE = "is not supported: nothing is stored here"
+NO_MEDIA = "is not supported: this model reads and writes text"
+
+#: parameter -> (values that change nothing, why any other is refused); null changes nothing anywhere
+REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
+    "n": ((1,), "is not supported yet: one choice a request"),
+    "presence_penalty": ((0,), NOT_YET),
+    "frequency_penalty": ((0,), NOT_YET),
+    "repetition_penalty": ((1,), NOT_YET),
+    "logit_bias": (({},), NOT_YET),
+    "min_p": ((0,), NOT_YET),
+    "min_tokens": ((0,), NOT_YET),
+    "best_of": ((1,), NOT_YET),
+    "use_beam_search": ((False,), NOT_YET),
+    "length_penalty": ((1,), NOT_YET),
+    "stop_token_ids": (([],), NOT_YET),
+    "include_stop_str_in_output": ((False,), NOT_YET),
+    "bad_words": (([],), NOT_YET),
+    "allowed_token_ids": (NEVER, NOT_YET),
+    "logits_processors": (([],), NOT_YET),
+    "prompt_logprobs": ((False,), NOT_YET),
+    "truncate_prompt_tokens": (NEVER, NOT_YET),
+    "top_logprobs": ((0,), "is not supported yet: only the chosen token's log-probability is computed"),
+    "return_tokens_as_token_ids": ((False,), "is not supported; return_token_ids gives the ids"),
+    "spaces_between_special_tokens": ((True,), NOT_YET),
+    "add_special_tokens": (NEVER, NOT_YET),
+    "detokenize": ((True,), NOT_YET),
+    "priority": ((0,), NOT_YET),
+    "cache_salt": (NEVER, NOT_YET),
+    "kv_transfer_params": (NEVER, NOT_YET),
+    "mm_processor_kwargs": (({},), NO_MEDIA),
+    "response_format": (({"type": "text"},), NO_GRAMMAR),
+    "structured_outputs": (NEVER, NO_GRAMMAR),
+    "guided_json": (NEVER, NO_GRAMMAR),
+    "guided_regex": (NEVER, NO_GRAMMAR),
+    "guided_choice": (NEVER, NO_GRAMMAR),
+    "guided_grammar": (NEVER, NO_GRAMMAR),
+    "store": ((False,), NO_STORE),
+    "tools": (([],), NO_TOOLS),
+    "tool_choice": (("none", "auto"), NO_TOOLS),
+    "parallel_tool_calls": ((True, False), NO_TOOLS),
+}
+
+REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
+    **REFUSED_EVERYWHERE,
+    "functions": (([],), NO_TOOLS),
+    "function_call": (("none", "auto"), NO_TOOLS),
+    "modalities": ((["text"],), NO_MEDIA),
+    "audio": (NEVER, NO_MEDIA),
+    "prediction": (NEVER, NOT_YET),
+    "reasoning_effort": (("none",), NOT_YET),
+    "verbosity": (NEVER, NOT_YET),
+    "web_search_options": (NEVER, NO_TOOLS),
+    "moderation": (NEVER, NOT_YET),
+    "prompt_cache_retention": (("in_memory",), NOT_YET),
+    "chat_template": (NEVER, "is not supported: the model's own template is used"),
+    "chat_template_kwargs": (({},), NOT_YET),
+    "documents": (([],), NOT_YET),
+    "add_generation_prompt": ((True,), NOT_YET),
+    "continue_final_message": ((False,), NOT_YET),
+    "echo": ((False,), NOT_YET),
+    "suffix": (("",), NOT_YET),
+}
+
+REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
+    **REFUSED_EVERYWHERE,
+    "echo": ((False,), NOT_YET),
+    "suffix": (("",), NOT_YET),
+    "prompt_embeds": (NEVER, NOT_YET),
+}
+
+REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
+    **REFUSED_EVERYWHERE,
+    "previous_response_id": (NEVER, NO_STORE),
+    "conversation": (NEVER, NO_STORE),
+    "background": ((False,), NO_STORE),
+    "prompt": (NEVER, NO_STORE),
+    "include": (([],), NOT_YET),
+    "reasoning": (({}, {"effort": "none"}), NOT_YET),
+    "text": (({}, {"format": {"type": "text"}}), NO_GRAMMAR),
+    "truncation": (("disabled",), NOT_YET),
+    "max_tool_calls": (NEVER, NO_TOOLS),
+    "context_management": (([],), NOT_YET),
+    "moderation": (NEVER, NOT_YET),
+    "prompt_cache_retention": (("in_memory",), NOT_YET),
+    "prompt_cache_options": (({},), NOT_YET),
+    "stream_options": (({},), NOT_YET),
+}
+
+REFUSED_STREAM_OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
+    "include_obfuscation": ((False,), "is not supported"),
+    "continuous_usage_stats": ((False,), NOT_YET),
+}

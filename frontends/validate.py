@@ -1,0 +1,325 @@
+"""The one validator of every door: from a client's JSON object to a ``GenerateRequest``, or a 400 that names the field.
+
+Whatever comes in, only ``Refused`` comes out as an exception. Text prompts are measured later, in the tokenizer's
+process; prompts of token ids are measured here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from baton.engine.limits import Limits
+from baton.frontends import parameters
+from baton.frontends.errors import Refused, bad_request
+from baton.frontends.fields import Fields, Shape, decode
+from baton.ipc.frames import Failure, Params, Prompt
+from baton.workers.config import Card
+
+#: what OpenAI documents as the default of /v1/completions; a chat goes on to the end of the context
+COMPLETION_TOKENS_DEFAULT = 16
+
+METADATA_ENTRIES_MAX = 16
+METADATA_NAME_CHARS_MAX = 64
+METADATA_CHARS_MAX = 512
+METADATA_BYTES_MAX = 1 << 16
+
+#: a developer's message is what OpenAI now calls a system message; templates know it by its old name
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+_LABELS = tuple(parameters.LABELS)
+CHAT = Shape("Chat", (*parameters.CHAT, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_CHAT))
+COMPLETION = Shape(
+    "Completion", (*parameters.COMPLETION, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_COMPLETION)
+)
+RESPONSE = Shape("Response", (*parameters.RESPONSE, *_LABELS, *parameters.REFUSED_RESPONSE))
+
+STREAM_OPTIONS = Shape("StreamOptions", ("include_usage", *parameters.REFUSED_STREAM_OPTIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A valid request, the same whichever door it came through.
+
+    ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
+    client sent and nobody reads.
+    """
+
+    operation: str
+    model: str
+    params: Params
+    prompt: Prompt
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+    instructions: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+class Part(msgspec.Struct, gc=False):
+    """One content part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, gc=False):
+    """One message of a chat, or one item of a response's input, as far as it is read."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    type: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
+    audio: msgspec.Raw = msgspec.Raw()
+
+
+class Validator:
+    """Knows the model's card and the limits; keeps nothing of any request."""
+
+    def __init__(self, card: Card, limits: Limits) -> None:
+        self.card = card
+        self.limits = limits
+
+    def chat(self, body: bytes) -> GenerateRequest:
+        """A body of ``/v1/chat/completions``."""
+        fields = CHAT.read(body)
+        self._common(fields, parameters.REFUSED_CHAT)
+        if "messages" not in fields:
+            raise bad_request("messages is required", "messages")
+        messages = self._messages(fields, "messages")
+        limit = self._max_tokens(fields, "max_completion_tokens")
+        older = self._max_tokens(fields, "max_tokens")
+        if limit is not None and older is not None and limit != older:
+            raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+        params = self._params(fields, limit or older, fields.boolean("logprobs"))
+        return self._request(fields, "chat", params, Prompt(messages=messages))
+
+    def completion(self, body: bytes) -> GenerateRequest:
+        """A body of ``/v1/completions``."""
+        fields = COMPLETION.read(body)
+        self._common(fields, parameters.REFUSED_COMPLETION)
+        if "prompt" not in fields:
+            raise bad_request("prompt is required", "prompt")
+        limit = self._max_tokens(fields, "max_tokens") or COMPLETION_TOKENS_DEFAULT
+        params = self._params(fields, limit, self._completion_logprobs(fields))
+        prompt = self._prompt(fields)
+        self._check_length(prompt, params, "prompt")
+        return self._request(fields, "text_completion", params, prompt)
+
+    def response(self, body: bytes | msgspec.Raw, whole: str | None = None) -> GenerateRequest:
+        """The parameters of a ``response.create``; ``input`` may also be token ids."""
+        fields = RESPONSE.read(body, whole)
+        self._common(fields, parameters.REFUSED_RESPONSE)
+        if not fields.boolean("stream", True):
+            raise bad_request("stream cannot be false here: a socket always streams", "stream")
+        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), False)
+        instructions = fields.text("instructions", self.limits.body_bytes_max)
+        prompt = self._input(fields, instructions)
+        self._check_length(prompt, params, "input")
+        return self._request(fields, "chat", params, prompt, instructions)
+
+    # -------------------------------------------------------------------------------- what all kinds share
+
+    def _common(self, fields: Fields, refused: dict[str, tuple[tuple[object, ...], str]]) -> None:
+        fields.refuse(refused)
+        if "model" not in fields:
+            raise bad_request("model is required", "model")
+        name = fields.decode("model", str)
+        if name != self.card.name:
+            shown = name[: self.limits.label_chars_max]
+            message = f"the model {shown!r} does not exist; this server has {self.card.name!r}"
+            raise Refused(Failure(404, "invalid_request_error", message, "model", "model_not_found"))
+
+    def _params(self, fields: Fields, max_tokens: int | None, logprobs: bool) -> Params:
+        seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
+        top_k = fields.integer("top_k", -1, None) or 0
+        return Params(
+            max_tokens=max_tokens,
+            temperature=fields.number("temperature", 0.0, 2.0, 1.0),
+            top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
+            top_k=min(max(top_k, 0), self.card.vocab),
+            seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
+            stop=self._stop(fields),
+            ignore_eos=fields.boolean("ignore_eos"),
+            skip_special_tokens=fields.boolean("skip_special_tokens", True),
+            logprobs=logprobs,
+        )
+
+    def _request(
+        self, fields: Fields, operation: str, params: Params, prompt: Prompt, instructions: str | None = None
+    ) -> GenerateRequest:
+        stream = fields.boolean("stream")
+        include_usage = _include_usage(fields, stream)
+        labels = {}
+        for name, attribute in parameters.LABELS.items():
+            value = fields.text(name, self.limits.label_chars_max)
+            if value is not None:
+                labels[attribute] = value
+        metadata = self._metadata(fields)
+        labels.update((f"baton.metadata.{name}", value) for name, value in metadata.items())
+        return GenerateRequest(
+            operation=operation,
+            model=self.card.name,
+            params=params,
+            prompt=prompt,
+            stream=stream,
+            include_usage=include_usage,
+            return_token_ids=fields.boolean("return_token_ids"),
+            instructions=instructions,
+            metadata=metadata,
+            labels=labels,
+            ignored=fields.ignored,
+        )
+
+    def _metadata(self, fields: Fields) -> dict[str, str]:
+        if "metadata" not in fields:
+            return {}
+        if len(fields.raws["metadata"]) > METADATA_BYTES_MAX:
+            raise bad_request(f"metadata may have {METADATA_BYTES_MAX} bytes", "metadata")
+        metadata = fields.decode("metadata", dict[str, str])
+        if len(metadata) > METADATA_ENTRIES_MAX:
+            raise bad_request(f"metadata has more than {METADATA_ENTRIES_MAX} entries", "metadata")
+        for name, value in metadata.items():
+            if len(name) > METADATA_NAME_CHARS_MAX or len(value) > METADATA_CHARS_MAX:
+                bounds = f"{METADATA_NAME_CHARS_MAX} characters a name and {METADATA_CHARS_MAX} a value"
+                raise bad_request(f"metadata may have {bounds}", "metadata")
+        return metadata
+
+    def _max_tokens(self, fields: Fields, name: str) -> int | None:
+        most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
+        return fields.integer(name, 1, most)
+
+    def _stop(self, fields: Fields) -> tuple[str, ...]:
+        if "stop" not in fields:
+            return ()
+        one = fields.raws["stop"].startswith(b'"')
+        strings = [fields.decode("stop", str)] if one else fields.decode("stop", list[str])
+        if len(strings) > self.limits.stop_strings_max:
+            raise bad_request(f"stop has {len(strings)} strings, the limit is {self.limits.stop_strings_max}", "stop")
+        for string in strings:
+            if not string:
+                raise bad_request("stop strings must not be empty", "stop")
+            if len(string) > self.limits.stop_string_chars_max:
+                most = self.limits.stop_string_chars_max
+                raise bad_request(f"a stop string has {len(string)} characters, the limit is {most}", "stop")
+        return tuple(strings)
+
+    def _completion_logprobs(self, fields: Fields) -> bool:
+        if "logprobs" not in fields or fields.raws["logprobs"] == b"false":
+            return False
+        if fields.integer("logprobs", 0, None):
+            why = "above 0 is not supported yet: only the chosen token's log-probability is computed (logprobs: 0)"
+            raise bad_request(f"logprobs {why}", "logprobs", "unsupported_parameter")
+        return True
+
+    # -------------------------------------------------------------------------------- prompts
+
+    def _messages(self, fields: Fields, name: str) -> list[dict[str, Any]]:
+        messages = fields.decode(name, list[Message])
+        if not messages:
+            raise bad_request(f"{name} must not be empty", name)
+        if len(messages) > self.limits.messages_max:
+            raise bad_request(f"{name} has {len(messages)} messages, the limit is {self.limits.messages_max}", name)
+        return [_message(message, f"{name}[{number}]") for number, message in enumerate(messages)]
+
+    def _prompt(self, fields: Fields) -> Prompt:
+        """A string, a list of ids, or a list of exactly one of either."""
+        raw = fields.raws["prompt"]
+        if not raw.startswith(b"["):
+            return _text_prompt(decode(raw, str, "prompt"), "prompt")
+        if raw[1:].lstrip(b" \t\r\n")[:1] not in (b'"', b"["):
+            return self._ids(raw, "prompt")
+        try:
+            one = bytes(msgspec.json.decode(raw, type=tuple[msgspec.Raw])[0])
+        except msgspec.ValidationError:
+            why = "several prompts in one request are not supported yet"
+            raise bad_request(why, "prompt", "unsupported_parameter") from None
+        if one.startswith(b"["):
+            return self._ids(one, "prompt[0]")
+        return _text_prompt(decode(one, str, "prompt[0]"), "prompt")
+
+    def _input(self, fields: Fields, instructions: str | None) -> Prompt:
+        if "input" not in fields:
+            raise bad_request("input is required", "input")
+        raw = fields.raws["input"]
+        if raw.startswith(b"[") and raw[1:].lstrip(b" \t\r\n")[:1] not in (b"{", b"]"):
+            if instructions is not None:
+                raise bad_request("instructions cannot be added to an input of token ids", "instructions")
+            return self._ids(raw, "input")
+        messages: list[dict[str, Any]]
+        if raw.startswith(b"["):
+            messages = self._messages(fields, "input")
+        else:
+            messages = [{"role": "user", "content": _text_prompt(decode(raw, str, "input"), "input").text}]
+        if instructions is not None:
+            messages.insert(0, {"role": "system", "content": instructions})
+        return Prompt(messages=messages)
+
+    def _ids(self, raw: bytes, name: str) -> Prompt:
+        ids = decode(raw, list[int], name)
+        if not ids:
+            raise bad_request(f"{name} must not be empty", name)
+        if min(ids) < 0 or max(ids) >= self.card.vocab:
+            raise bad_request(f"{name} has an id outside the vocabulary of {self.card.vocab}", name)
+        return Prompt(token_ids=ids)
+
+    def _check_length(self, prompt: Prompt, params: Params, name: str) -> None:
+        """A prompt of ids and its output must fit the context together."""
+        if prompt.token_ids is None:
+            return
+        count, context = len(prompt.token_ids), self.card.context_tokens_max
+        wanted = params.max_tokens or 1
+        if count + wanted > context:
+            message = f"the prompt has {count} tokens and {wanted} are to follow, the context holds {context}"
+            raise bad_request(message, name, "context_length_exceeded")
+
+
+def _message(message: Message, place: str) -> dict[str, Any]:
+    """One message with its content as one string; what cannot be shown to the model is refused by name."""
+    if message.type not in (None, "message"):
+        raise bad_request(f"{place}: items of type {message.type[:64]!r} are not supported", f"{place}.type")
+    if message.role not in ROLES:
+        raise bad_request(f"{place}.role must be one of {', '.join(ROLES)}", f"{place}.role")
+    for name in ("tool_calls", "function_call", "audio"):
+        if bytes(getattr(message, name)) not in (b"", b"null", b"[]"):
+            raise bad_request(f"{place}.{name} is not supported", f"{place}.{name}", "unsupported_parameter")
+    content = message.content
+    if content is None:
+        raise bad_request(f"{place}.content is required", f"{place}.content")
+    if isinstance(content, list):
+        for number, part in enumerate(content):
+            where = f"{place}.content[{number}]"
+            if part.type not in TEXT_PARTS:
+                raise bad_request(f"{where}: parts of type {part.type[:64]!r} are not supported", f"{where}.type")
+            if part.text is None:
+                raise bad_request(f"{where}.text is required", f"{where}.text")
+        content = "".join(part.text or "" for part in content)
+    read: dict[str, Any] = {"role": ROLES[message.role], "content": content}
+    if message.name is not None:
+        read["name"] = message.name
+    return read
+
+
+def _text_prompt(text: str, name: str) -> Prompt:
+    if not text:
+        raise bad_request(f"{name} must not be empty", name)
+    return Prompt(text=text)
+
+
+def _include_usage(fields: Fields, stream: bool) -> bool:
+    if "stream_options" not in fields:
+        return False
+    if not stream:
+        raise bad_request("stream_options is only allowed with stream", "stream_options")
+    options = STREAM_OPTIONS.read(fields.raws["stream_options"], "stream_options")
+    options.refuse(parameters.REFUSED_STREAM_OPTIONS)
+    fields.ignored += options.ignored
+    return options.boolean("include_usage")
