@@ -19,7 +19,13 @@ FOLDERS = ("engine", "ipc", "workers", "frontends", "kernels", "ops")
 
 #: package -> the modules that may import it
 ONLY_IN = {
-    "zmq": ("ipc.zmq_link", "frontends.zmq_gateway", "frontends.client.*transport*"),
+    "zmq": (
+        "ipc.zmq_link",
+        "frontends.zmq_gateway",
+        "frontends.client.port",
+        "frontends.client.keys",
+        "frontends.client.connection",
+    ),
     "torch": ("workers.gpu", "workers.runner", "workers.cache", "workers.sampler", "workers.model.*", "kernels.*"),
     "baton.kernels": ("workers.runner", "workers.model.*", "kernels.*"),
     "tokenizers": ("workers.model.vocabulary", "workers.tokenizer"),
