@@ -86,9 +86,7 @@ def test_padded_blocks_cover_and_depend_on_length_alone() -> None:
 class Sequences:
     """Random sequences in a shuffled pool, their dense keys and values kept beside it."""
 
-    def __init__(
-        self, lengths: list[int], kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, lengths: list[int], kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
         tables = [-(-length // block_size) for length in lengths]
         order = list(range(sum(tables) + 3))
         random.Random(0).shuffle(order)
@@ -114,17 +112,11 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, position: int) -> Tensor:
 
 
 @DTYPES
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (4, 4, 10, 3), (5, 1, 8, 1)]
-)
-def test_paged_attention(
-    heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size"), [(9, 3, 64, 16), (4, 4, 10, 3), (5, 1, 8, 1)])
+def test_paged_attention(heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> None:
     """Prefills whole and in part, decodes of very different lengths, and single first tokens, in one step."""
     starts, counts = [0, 36, 0, 16, 15, 99, 5, 0, 31], [7, 1, 1, 5, 1, 1, 33, 16, 2]
-    sequences = Sequences(
-        [s + c for s, c in zip(starts, counts, strict=True)], kv_heads, head_dim, block_size, dtype
-    )
+    sequences = Sequences([s + c for s, c in zip(starts, counts, strict=True)], kv_heads, head_dim, block_size, dtype)
     parts = [Part(*part) for part in zip(starts, counts, sequences.tables, strict=True)]
     ragged = plan_ragged(parts, block_size, CPU)
     q = randn(sum(counts), heads, head_dim, dtype=dtype, seed=77)
@@ -144,9 +136,7 @@ def test_a_row_is_the_same_bit_for_bit_whoever_is_in_its_group() -> None:
     q = randn(len(parts), 9, 64)
     together = paged_attention(q, sequences.k_pool, sequences.v_pool, plan_ragged(parts, 16, CPU))
     for i, part in enumerate(parts):
-        alone = paged_attention(
-            q[i : i + 1], sequences.k_pool, sequences.v_pool, plan_ragged([part], 16, CPU)
-        )
+        alone = paged_attention(q[i : i + 1], sequences.k_pool, sequences.v_pool, plan_ragged([part], 16, CPU))
         assert torch.equal(alone[0], together[i])
 
 

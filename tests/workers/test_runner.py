@@ -14,9 +14,7 @@ from baton.engine.batch import END_FLAG, Sampled, Sampling, StepRow
 from baton.workers.cache import BLOCK_SIZE
 from baton.workers.runner import Runner
 
-REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-135m-reference.json").read_text())[
-    "references"
-]
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-135m-reference.json").read_text())["references"]
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
 BLOCKS = 64
 

@@ -127,7 +127,5 @@ def _view(data: Tensor, place: Place) -> Tensor:
 def _data_digest(data: Tensor) -> str:
     """SHA-256 of the SHA-256s of pieces: hashlib lets go of the interpreter, so all cores take part."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        pieces = pool.map(
-            lambda piece: hashlib.sha256(piece.numpy().data).digest(), torch.split(data, _PIECE_BYTES)
-        )
+        pieces = pool.map(lambda piece: hashlib.sha256(piece.numpy().data).digest(), torch.split(data, _PIECE_BYTES))
         return hashlib.sha256(b"".join(pieces)).hexdigest()

@@ -20,9 +20,7 @@ from baton.workers.model.llama import LayerWeights, Llama, LlamaWeights
 from baton.workers.model.paths import cache_directory
 
 
-def load_model(
-    path: Path, compute_dtype: torch.dtype, weights_dtype: torch.dtype, device: torch.device
-) -> Llama:
+def load_model(path: Path, compute_dtype: torch.dtype, weights_dtype: torch.dtype, device: torch.device) -> Llama:
     """Load a GGUF model whose weights are rounded to and held in ``weights_dtype``, computing in
     ``compute_dtype``.
 
@@ -167,9 +165,7 @@ class _Reader:
         import numpy
 
         self._header = header
-        self._bytes: Any = numpy.memmap(
-            header.path, numpy.uint8, "r"
-        )  # Any: numpy's array types say nothing here
+        self._bytes: Any = numpy.memmap(header.path, numpy.uint8, "r")  # Any: numpy's array types say nothing here
 
     def __call__(self, name: str) -> Tensor:
         from gguf.constants import GGMLQuantizationType
@@ -182,9 +178,7 @@ class _Reader:
         try:
             values = dequantize(stored.reshape(*entry.shape[:-1], -1), kind)
         except NotImplementedError as error:
-            raise ModelFileError(
-                self._header.path, f"tensor {name}: {kind.name} cannot be dequantised"
-            ) from error
+            raise ModelFileError(self._header.path, f"tensor {name}: {kind.name} cannot be dequantised") from error
         tensor = torch.from_numpy(values.copy()).float()
         if not torch.isfinite(tensor).all():
             raise ModelFileError(self._header.path, f"tensor {name} holds non-finite numbers")

@@ -12,16 +12,12 @@ from baton.workers.model.chat import ChatTemplate, ChatTemplateError
 from baton.workers.model.gguf import read_header
 from baton.workers.model.vocabulary import read_vocabulary
 
-REFERENCES = json.loads((Path(__file__).parents[2] / "data" / "smollm2-135m-reference.json").read_text())[
-    "references"
-]
+REFERENCES = json.loads((Path(__file__).parents[2] / "data" / "smollm2-135m-reference.json").read_text())["references"]
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def template(source: str, characters_max: int = 10_000) -> ChatTemplate:
-    return ChatTemplate(
-        source, "<s>", "</s>", now=lambda: datetime(2024, 2, 29, 12, 30), characters_max=characters_max
-    )
+    return ChatTemplate(source, "<s>", "</s>", now=lambda: datetime(2024, 2, 29, 12, 30), characters_max=characters_max)
 
 
 def test_the_models_template_gives_the_reference_prompts(model_path: Path) -> None:

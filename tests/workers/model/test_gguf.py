@@ -68,9 +68,7 @@ def test_values_and_tensors_agree_with_the_gguf_package(tmp_path: Path) -> None:
     for name, their_field in reader.fields.items():
         if not name.startswith("GGUF."):
             ours = header.values[name]
-            assert (ours if isinstance(ours, str | int | float) else list(ours)) == their_field.contents(), (
-                name
-            )
+            assert (ours if isinstance(ours, str | int | float) else list(ours)) == their_field.contents(), name
     assert len(header.tensors) == len(reader.tensors)
     for tensor in reader.tensors:
         entry = header.tensors[tensor.name]
@@ -106,9 +104,7 @@ def test_the_real_file_cut_anywhere_is_refused(tmp_path: Path, model_path: Path)
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_flipped_bytes_are_read_or_refused_but_nothing_else(
-    tmp_path: Path, whole: bytes, data: st.DataObject
-) -> None:
+def test_flipped_bytes_are_read_or_refused_but_nothing_else(tmp_path: Path, whole: bytes, data: st.DataObject) -> None:
     path = tmp_path / "flipped.gguf"
     path.write_bytes(whole)
     size = header_bytes(path)
@@ -147,9 +143,7 @@ def test_noise_after_a_good_start_is_refused(tmp_path: Path, tail: bytes, versio
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62) + bytes(40), "truncated within the header"),
     ],
 )
-def test_foreign_and_absurd_files_are_named_for_what_they_are(
-    tmp_path: Path, content: bytes, fault: str
-) -> None:
+def test_foreign_and_absurd_files_are_named_for_what_they_are(tmp_path: Path, content: bytes, fault: str) -> None:
     path = tmp_path / "foreign.gguf"
     path.write_bytes(content)
     assert fault in check_refused(path)

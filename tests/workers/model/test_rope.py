@@ -60,9 +60,7 @@ def test_factors_divide_each() -> None:
         ),
     ],
 )
-def test_yarn(
-    theta: float, factor: float, original: int, expected_scale: float, expected: list[float]
-) -> None:
+def test_yarn(theta: float, factor: float, original: int, expected_scale: float, expected: list[float]) -> None:
     """Dimensions 5, 12, 16, 20 and 31 as Hugging Face transformers 5.24 computes them."""
     found, scale = frequencies(config(theta, RopeScaling("yarn", factor, original)), None)
     assert scale == pytest.approx(expected_scale)

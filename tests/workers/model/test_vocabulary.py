@@ -18,9 +18,7 @@ from baton.workers.model.vocabulary import Vocabulary, build_encoder, byte_alpha
 from tests.workers.model.tiny import Tiny
 
 UNWRITABLE = {4, 6, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}  # and bytes that UTF-8 does not know
-REFERENCES = json.loads((Path(__file__).parents[2] / "data" / "smollm2-135m-reference.json").read_text())[
-    "references"
-]
+REFERENCES = json.loads((Path(__file__).parents[2] / "data" / "smollm2-135m-reference.json").read_text())["references"]
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +36,7 @@ def decode(vocabulary: Vocabulary, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda r: r["message"][:12])
-def test_reference_prompts_and_outputs(
-    encoder: Tokenizer, vocabulary: Vocabulary, reference: dict[str, Any]
-) -> None:
+def test_reference_prompts_and_outputs(encoder: Tokenizer, vocabulary: Vocabulary, reference: dict[str, Any]) -> None:
     assert encoder.encode(reference["prompt"]).ids == reference["prompt_ids"]
     assert decode(vocabulary, reference["output_ids"]) == reference["output_text"]
 
@@ -105,9 +101,7 @@ def test_llama3_splits_by_threes_and_begins_with_bos(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_is_not_supported_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, object], fault: str
-) -> None:
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[str, object], fault: str) -> None:
     tiny = Tiny()
     for name, value in changes.items():
         setattr(tiny, name, value)

@@ -149,8 +149,6 @@ def test_an_unwritable_cache_is_one_clear_error(tmp_path: Path, cache: Path) -> 
     ],
     ids=str,
 )
-def test_what_is_not_supported_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], fault: str
-) -> None:
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(ModelFileError, match=fault):
         digest(Tiny(**changes).write(tmp_path / "m.gguf"))
