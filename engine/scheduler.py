@@ -151,17 +151,21 @@ class SchedulerCore:
             capacity = pool.capacity_tokens
             message = f"the request may need {asked} tokens of KV cache, this server has {capacity} in all"
             failure = Failure(400, "invalid_request_error", message, "max_tokens", "kv_cache_exceeded")
-            self._end(seq, End("refused", len(seq.output), None, failure))
+            self._refuse(seq, failure)
         elif wanted and wanted != self.weights:
             message = "the weights this request was admitted for are not served any more"
             failure = Failure(503, "server_error", message, None, "weights_changed")
-            self._end(seq, End("refused", len(seq.output), None, failure))
+            self._refuse(seq, failure)
         elif not seq.admitted:
             seq.admitted = True
             home = seq.handed.home.index
             out.append(
                 Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run, seq.handed.prompt_ids))
             )
+
+    def _refuse(self, seq: Sequence, failure: Failure) -> None:
+        """Refused before its first token; one whose client has begun to read ends with an error, by the usual way."""
+        self._end(seq, End("error" if seq.output else "refused", len(seq.output), None, failure))
 
     # -------------------------------------------------------------------------------- workers and peers
 

@@ -77,7 +77,8 @@ class Client:
                 self.state, self.finish = "ended", effect
                 oracles.finished(self, effect)
                 if self.wish.answers:
-                    self.world.at(self.world.rng.randrange(10 * MS), self._say, Answered(self.wish.number))
+                    last = Answered(self.wish.number) if self.wish.wants_end else Gone(self.wish.number, "gone", False)
+                    self.world.at(self.world.rng.randrange(10 * MS), self._say, last)
 
     def disconnect(self, frontend: int) -> None:
         """The frontend died, and the connection with it."""

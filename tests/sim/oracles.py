@@ -50,6 +50,8 @@ class Oracles:
 
     def after(self, process: Process) -> None:
         """One owner: every record any live process holds is the one the board names."""
+        if isinstance(process.core, SchedulerCore):
+            self._busy(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
         for place, other in self.world.live.items():
@@ -59,6 +61,12 @@ class Oracles:
                     named = (row.generation, row.epoch, row.role, row.index, row.incarnation, row.taken)
                     mine = (held.generation, held.epoch, *place, other.incarnation, True)
                     self.check(named == mine, f"{place} holds slot {held.slot} as {mine}, the board says {named}")
+
+    def _busy(self, core: SchedulerCore) -> None:
+        """While a worker is there, a request with room at its client is in a step, or another one is."""
+        if core.flight is None and core.batcher.pool is not None:
+            able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
+            self.check(not able, f"slots {able} could run and nothing does")
 
     def step(self, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: none of its blocks may be free or somebody else's meanwhile."""

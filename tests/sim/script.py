@@ -166,7 +166,9 @@ def make_wishes(rng: random.Random, shape: Shape, count: int) -> list[Wish]:
 
 
 def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
-    length = rng.choice((1, 3, rng.randrange(1, 24), rng.randrange(1, 40) if rng.random() < 0.2 else 2))
+    length = rng.choice(
+        (1, 3, 0 if rng.random() < 0.1 else 2, rng.randrange(1, 24), rng.randrange(1, 40) if rng.random() < 0.2 else 2)
+    )
     text = "".join(rng.choice("abcdefghij klmnop") for _ in range(length))
     as_ids = rng.random() < 0.3
     prompt = Prompt(token_ids=tokenize(text)) if as_ids else Prompt(text=text)
