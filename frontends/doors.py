@@ -14,6 +14,7 @@ from baton.frontends.http import HttpDoor
 from baton.frontends.metrics import Metrics
 from baton.frontends.status import Sources
 from baton.frontends.stream import Reception
+from baton.frontends.websocket import WebSocketDoor
 from baton.workers.config import Settings
 
 #: an unread rest of a refused body is read for this long, so that the client sees the refusal
@@ -41,6 +42,7 @@ class Doors:
         self.metrics = Metrics(sources.gauges)
         listener = listen(settings.host, settings.port, settings.limits.socket_send_bytes_max)
         door = HttpDoor(reception, settings, sources, self.metrics)
+        door.app.add_routes(WebSocketDoor(reception, settings, self.metrics).routes())
         runner = web.AppRunner(
             door.app,
             access_log=None,
