@@ -109,7 +109,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step, as a change against what the workers keep per slot. Written to the plan ring for every rank.
 
-    ``incarnations`` names the process of each rank; others drop it. ``ends`` are slots to forget before ``starts``.
+    ``incarnations`` names the process of each rank; others drop it. ``step`` is the scheduler's incarnation in the
+    upper, a counter in the lower 32 bits. ``ends`` are slots to forget before ``starts``.
     """
 
     incarnations: tuple[int, ...]
@@ -137,6 +138,10 @@ class StepDone(msgspec.Struct, frozen=True, gc=False):
     incarnation: int
     step: int
     records: list[TokenRecord]
+
+
+class Doorbell(msgspec.Struct, frozen=True, gc=False):
+    """The event of a rung doorbell: something was written to a ring this process reads."""
 
 
 class TokenRing(Protocol):

@@ -7,12 +7,9 @@ events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 
 from baton.engine.effects import (
-    Account,
     Answered,
     Begin,
     Deliver,
@@ -21,7 +18,6 @@ from baton.engine.effects import (
     Gone,
     Open,
     Send,
-    Span,
     Taken,
     Tick,
     Wake,
@@ -29,6 +25,7 @@ from baton.engine.effects import (
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
 from baton.engine.states import STATE_NAMES
+from baton.engine.stream import Stream, accounts
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -56,33 +53,6 @@ from baton.ipc.frames import (
 LOST = Failure(500, "server_error", "the request was interrupted too often and was given up", None, "interrupted")
 STOPPING = Failure(503, "server_error", "the server is shutting down", None, "shutting_down")
 FULL = Failure(429, "rate_limit_error", "too many requests are open; try again later", None, "overloaded")
-
-
-@dataclass(slots=True)
-class Stream:
-    """The frontend's lease on one request. ``door`` is None once nobody listens; an orphan's opener is dead."""
-
-    slot: int
-    generation: int
-    door: int | None
-    opened: Open | None
-    trace: bytes
-    held: Held | None = None
-    orphan: bool = False
-    submitted: int = 0
-    run: int = 0
-    prompt_ids: list[int] | None = None
-    max_tokens: int = 0
-    delivered: list[int] = field(default_factory=list)
-    began: bool = False
-    granted: int = 0
-    taken: int = 0
-    progress_ns: int = 0
-    first_token_ns: int = 0
-    cancel_reason: str | None = None
-    recalled: int = -1
-    lives: int = 1
-    finish: Finish | None = None
 
 
 class FrontendCore:
@@ -172,7 +142,7 @@ class FrontendCore:
         trace = event.trace
         self.board.claim(slot, event.request_id, trace)
         held = Held(slot, generation, 0, "received", event.received_ns, trace)
-        self.hands._write(held, self.me, taken=True)
+        self.hands.write(held, self.me, taken=True)
         stream = Stream(slot, generation, event.door, event, trace, progress_ns=now_ns)
         stream.prompt_ids = event.prompt.token_ids
         self.streams[slot] = stream
@@ -311,41 +281,8 @@ class FrontendCore:
             del self.doors[stream.door]
         self.free.append(stream.slot)
         if stream.opened is not None:
-            self._account(stream, stream.opened, finish, now_ns, out)
+            out.extend(accounts(stream, stream.opened, finish, now_ns))
         self._check_drained(out)
-
-    def _account(self, stream: Stream, opened: Open, finish: Finish, now_ns: int, out: list[Effect]) -> None:
-        failure = finish.failure
-        attributes = {
-            **opened.attributes,
-            "gen_ai.provider.name": "baton",
-            "gen_ai.request.model": opened.terms.model,
-            "gen_ai.response.id": opened.request_id.hex(),
-            "gen_ai.response.finish_reasons": finish.reason,
-            "gen_ai.usage.input_tokens": finish.prompt_tokens,
-            "gen_ai.usage.output_tokens": finish.completion_tokens,
-            "baton.lives": stream.lives,
-        }
-        root = opened.parent if opened.parent is not None else b""
-        name = str(opened.attributes.get("gen_ai.operation.name", "request"))
-        error = failure.message if failure is not None else None
-        out.append(Span(name, root, opened.received_ns, now_ns, attributes, error, span_id=stream.trace, server=True))
-        out.append(
-            Account(
-                opened.request_id,
-                stream.trace,
-                opened.terms.model,
-                opened.terms.tenant,
-                finish.reason,
-                finish.prompt_tokens,
-                finish.completion_tokens,
-                opened.received_ns,
-                stream.first_token_ns,
-                now_ns,
-                stream.lives,
-                failure.status if failure is not None else 200,
-            )
-        )
 
     # -------------------------------------------------------------------------------- cancel, sweep, drain
 
@@ -403,7 +340,7 @@ class FrontendCore:
         error = f"{dead} died"
         out.append(state_span(state, stream.trace, row.since_ns, now_ns, str(dead), (), error))
         held = Held(stream.slot, row.generation, row.epoch + 1, "received", now_ns, stream.trace, stream.lives)
-        self.hands._write(held, self.me, taken=True)
+        self.hands.write(held, self.me, taken=True)
         self._resubmit(stream, held, now_ns, out)
 
     def _check_time(self, stream: Stream, now_ns: int, out: list[Effect]) -> None:

@@ -57,6 +57,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # what is kept of the past
     trace_store_bytes_max: int = 8 << 20
     trace_buffer_spans_max: int = 4096
+    trace_buffer_bytes_max: int = 64 << 10
 
     def problems(self) -> list[str]:
         """One line for each field whose value is not a positive number."""

@@ -46,6 +46,12 @@ class Board(Protocol):
     def live(self, role: int, index: int) -> int: ...
 
 
+class SchedulerBoard(Board, Protocol):
+    """What the scheduler may do besides: show its gauges."""
+
+    def set_gauges(self, values: tuple[int, ...]) -> None: ...
+
+
 class HomeBoard(Board, Protocol):
     """What a frontend may do besides, on its own slice only."""
 
@@ -122,7 +128,7 @@ class Ownership:
             held.events.append((held.state, held.since_ns))
             del held.events[: -self.spans_max]
         held.state, held.since_ns = state, now_ns
-        self._write(held, self.me, taken=True)
+        self.write(held, self.me, taken=True)
 
     def give(self, held: Held, to: Role, index: int, state: str, now_ns: int, out: list[Effect]) -> Key:
         """Hand over: the row names the new owner when this returns; the frame must be the next effect for it."""
@@ -132,7 +138,7 @@ class Ownership:
         held.epoch += 1
         held.state, held.since_ns = state, now_ns
         receiver = Address(to, self.me.model, self.me.replica, index, self.board.live(to, index))
-        self._write(held, receiver, taken=False)
+        self.write(held, receiver, taken=False)
         return Key(held.slot, held.generation, held.epoch)
 
     def recall(self, key: Key, trace: bytes, home: int, now_ns: int, out: list[Effect]) -> Key | None:
@@ -149,7 +155,7 @@ class Ownership:
         held.events.clear()
         held.spans += 1
 
-    def _write(self, held: Held, owner: Address, taken: bool) -> None:
+    def write(self, held: Held, owner: Address, taken: bool) -> None:
         self.board.write(
             held.slot,
             BoardRow(

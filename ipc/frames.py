@@ -316,10 +316,11 @@ class Life(Frame, frozen=True):
 
 
 class Serving(Frame, frozen=True):
-    """Supervisor -> frontends: every process is up (or not): the door may say ready; ``draining`` refuses new work."""
+    """Supervisor -> frontends: whether every process is up; ``draining`` refuses new work. Names the weights served."""
 
     ready: bool
     draining: bool
+    weights_digest: str
 
 
 class Drained(Frame, frozen=True):

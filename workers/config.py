@@ -6,11 +6,14 @@ It knows no flags and no environment (``ops.configure`` merges those); it only s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from baton.engine.limits import Limits
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,22 +22,37 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: str = "smollm2-135m"
     served_model_name: str | None = None
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     origins: tuple[str, ...] = ()
     zmq: str | None = None
     zmq_curve_keys: str | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     weights: Literal["bfloat16", "float32"] = "bfloat16"
     kv_memory: str | None = None
-    kv_blocks: int | None = None
-    max_step_tokens: int = 512
-    threads: int | None = None
+    kv_blocks: Count | None = None
+    max_step_tokens: Count = 512
+    threads: Count | None = None
     worker: Literal["model", "scripted"] = "model"
-    scripted_step_ms: float = 0.0
+    scripted_step_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     run_directory: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    trace_sample_ratio: float = 1.0
+    trace_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     limits: Limits = Limits()
+
+
+def size_bytes(text: str) -> int:
+    """The bytes meant by a size such as "512MiB", "4 GB" or "1073741824"; ValueError where it is none."""
+    number, unit = text.strip(), ""
+    for at, char in enumerate(number):
+        if not (char.isdigit() or char == "."):
+            number, unit = number[:at], number[at:].strip().upper()
+            break
+    if unit not in UNITS:
+        raise ValueError(f"no such unit: {unit!r}")
+    size = int(float(number) * UNITS[unit])
+    if size < 1:
+        raise ValueError("a size must be positive")
+    return size
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +72,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is started with: who it is, where it meets the others, and the settings in force.
 
-    ``doorbells`` maps "reader/ring" to an inherited eventfd; ``lifeline`` is a pipe whose end means the supervisor died.
+    ``doorbells`` maps "reader/ring" to an inherited eventfd; ``lifeline`` is a pipe whose end means the supervisor
+    died.
     """
 
     role: int

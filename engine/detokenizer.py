@@ -1,0 +1,222 @@
+"""The detokenizer's core: reads every token, turns the leased ones into text, finds stop strings, flushes the end.
+
+While the scheduler owns a request this process only holds a lease; it decides nothing, it *reports* a stop string.
+It emits nothing past an end flag or a stop string. All pieces of one event for one frontend travel in one frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.engine.batch import INVALID_FLAG
+from baton.engine.effects import Doorbell, Effect, Send, TokenRecord, TokenRing
+from baton.engine.limits import Limits
+from baton.engine.ownership import Board, Held, Ownership
+from baton.engine.stopping import counts, ending
+from baton.engine.text import TextState, TokenTable
+from baton.ipc.frames import (
+    Address,
+    Cancel,
+    CancelAck,
+    Closed,
+    Flush,
+    Halt,
+    Lease,
+    Life,
+    Piece,
+    Recall,
+    Returned,
+    Role,
+    StopFound,
+    Text,
+)
+
+
+@dataclass(slots=True)
+class Leased:
+    """One lease. ``seen`` output tokens are known, ``sent`` of them have left as text, ``park`` is where it ends."""
+
+    lease: Lease
+    state: TextState
+    seen: int = 0
+    sent: int = 0
+    park: int | None = None
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class DetokenizerCore:
+    """Invariant: for each lease, ``sent <= seen`` and the text sent is that of tokens ``base .. sent``."""
+
+    def __init__(self, me: Address, board: Board, ring: TokenRing, table: TokenTable, limits: Limits) -> None:
+        self.me = me
+        self.board = board
+        self.ring = ring
+        self.table = table
+        self.hands = Ownership(board, me, limits.request_spans_max)
+        self.leases: dict[int, Leased] = {}
+        self.early: dict[int, list[TokenRecord]] = {}
+        self.flushing: dict[int, tuple[Held, Flush]] = {}
+        self._touched: dict[int, Leased] = {}
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """A detokenizer begins empty; the scheduler leases it everything anew."""
+        return []
+
+    def handle(self, event: object, now_ns: int) -> list[Effect]:
+        """One event in, effects out."""
+        out: list[Effect] = []
+        match event:
+            case Doorbell():
+                self._drain(now_ns, out)
+            case Lease():
+                self._lease(event, now_ns, out)
+            case Flush():
+                held = self.hands.take(event.key, event.trace)
+                if held is not None:
+                    self.flushing[held.slot] = (held, event)
+                    self._drain(now_ns, out)
+                    self._try_close(held.slot, now_ns, out)
+            case Cancel():
+                out.append(Send(Role.FRONTEND, event.home, CancelAck(event.slot, event.generation)))
+            case Recall():
+                key = self.hands.recall(event.key, event.trace, event.home, now_ns, out)
+                if key is not None:
+                    out.append(Send(Role.FRONTEND, event.home, Returned(key, event.trace)))
+            case Life() | Halt():
+                pass
+            case _:
+                raise AssertionError(f"no such event for a detokenizer: {event!r}")
+        self._emit(out)
+        return out
+
+    # -------------------------------------------------------------------------------- leases and records
+
+    def _lease(self, event: Lease, now_ns: int, out: list[Effect]) -> None:
+        old = self.leases.get(event.slot)
+        if event.incarnation != self.me.incarnation:
+            self.hands.counts["foreign_leases"] += 1
+            return
+        if old is not None and (old.lease.generation, old.lease.run) >= (event.generation, event.run):
+            self.hands.counts["old_leases"] += 1
+            return
+        params = event.params
+        leased = Leased(event, TextState(self.table, params.skip_special_tokens, params.stop), sent=event.base)
+        self.leases[event.slot] = leased
+        logprobs = event.logprobs if event.logprobs else [0.0] * len(event.token_ids)
+        for token, logprob in zip(event.token_ids, logprobs, strict=True):
+            self._push(leased, token, 0, logprob, out)
+        for record in self.early.pop(event.slot, ()):
+            self._record(record, out)
+        self._try_close(event.slot, now_ns, out)
+
+    def _drain(self, now_ns: int, out: list[Effect]) -> None:
+        for done in self.ring.read():
+            for record in done.records:
+                self._record(record, out)
+                if record.slot in self.flushing:
+                    self._try_close(record.slot, now_ns, out)
+
+    def _record(self, record: TokenRecord, out: list[Effect]) -> None:
+        leased = self.leases.get(record.slot)
+        if leased is None or (leased.lease.generation, leased.lease.run) < (record.generation, record.run):
+            if self._alive(record):
+                early = self.early.setdefault(record.slot, [])
+                if early and (early[0].generation, early[0].run) != (record.generation, record.run):
+                    early.clear()
+                early.append(record)
+            else:
+                self.hands.counts["skipped_records"] += 1
+        elif counts(record, leased.lease.generation, leased.lease.run, leased.seen):
+            self._push(leased, record.token, record.flags, record.logprob, out)
+        else:
+            self.hands.counts["skipped_records"] += 1
+
+    def _alive(self, record: TokenRecord) -> bool:
+        """Whether the board shows this run alive, so that its lease must still be on its way."""
+        row = self.board.row(record.slot)
+        return row.generation == record.generation and (
+            (row.role == Role.SCHEDULER and row.epoch == record.run)
+            or (row.role == Role.DETOKENIZER and row.epoch == record.run + 1)
+        )
+
+    def _push(self, leased: Leased, token: int, flags: int, logprob: float, out: list[Effect]) -> None:
+        """Count one token; decode it unless the text ended before it."""
+        if flags & INVALID_FLAG:
+            leased.park = leased.seen
+            return
+        position = leased.seen
+        leased.seen += 1
+        if leased.park is not None:
+            return
+        lease = leased.lease
+        text = leased.state.push(token)
+        if position >= lease.base:
+            leased.ids.append(token)
+            leased.texts.append(text)
+            leased.logprobs.append(logprob)
+            self._touched[lease.slot] = leased
+        if leased.state.hit is not None:
+            leased.park = leased.seen
+            stop = StopFound(lease.slot, lease.generation, lease.run, leased.seen, leased.state.hit)
+            out.append(Send(Role.SCHEDULER, 0, stop))
+        elif ending(flags, leased.seen, lease.params.max_tokens or 0) is not None:
+            leased.park = leased.seen
+
+    # -------------------------------------------------------------------------------- text out, and the end
+
+    def _emit(self, out: list[Effect]) -> None:
+        """Send what was decoded, one frame a frontend; the token that completes a stop string waits for the end."""
+        if not self._touched:
+            return
+        frames: dict[int, list[Piece]] = {}
+        for leased in self._touched.values():
+            lease = leased.lease
+            upto = len(leased.ids) - (leased.state.hit is not None)
+            if upto > 0:
+                frames.setdefault(lease.home.index, []).append(self._piece(leased, upto))
+        self._touched.clear()
+        out.extend(Send(Role.FRONTEND, home, Text(pieces)) for home, pieces in frames.items())
+
+    def _piece(self, leased: Leased, upto: int) -> Piece:
+        lease = leased.lease
+        logprobs = leased.logprobs[:upto] if lease.params.logprobs else []
+        piece = Piece(
+            lease.slot, lease.generation, lease.run, leased.sent, leased.ids[:upto], leased.texts[:upto], logprobs
+        )
+        leased.sent += upto
+        del leased.ids[:upto], leased.texts[:upto], leased.logprobs[:upto]
+        return piece
+
+    def _try_close(self, slot: int, now_ns: int, out: list[Effect]) -> None:
+        """Close a flushing request once everything up to its length was read."""
+        if slot not in self.flushing:
+            return
+        held, flush = self.flushing[slot]
+        leased = self.leases.get(slot)
+        if leased is not None and (leased.lease.generation, leased.lease.run) != (held.generation, flush.run):
+            leased = None
+        if leased is None and flush.length > flush.base:
+            return
+        if leased is not None and leased.seen < flush.length:
+            return
+        length, reason, stop_reason, tail = flush.length, flush.reason, flush.stop_reason, ""
+        if leased is not None:
+            hit = leased.state.hit
+            if hit is not None and leased.park is not None and leased.park <= length:
+                length, reason, stop_reason = leased.park, "stop", hit
+            upto = min(length - leased.sent, len(leased.ids))
+            self._touched.pop(slot, None)
+            if upto > 0:
+                out.append(Send(Role.FRONTEND, flush.home.index, Text([self._piece(leased, upto)])))
+            tail = leased.state.finish()
+            del self.leases[slot]
+        del self.flushing[slot]
+        key = self.hands.give(held, Role.FRONTEND, flush.home.index, "closed", now_ns, out)
+        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, flush.failure)
+        out.append(Send(Role.FRONTEND, flush.home.index, closed))
+
+    def story(self, slot: int) -> str:
+        """What is known here of one slot, for dumps."""
+        return f"lease {self.leases.get(slot)} flushing {self.flushing.get(slot)}"

@@ -1,0 +1,357 @@
+"""The scheduler's core: takes requests, plans one step after the other, counts every token, ends what has ended.
+
+A sequence is ended only when no step in flight names it; then it goes to the detokenizer. What runs in a step is the
+batcher's to choose. This module knows no tensor, no text and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from baton.engine.batch import Sampling
+from baton.engine.batcher import Batcher, Chosen
+from baton.engine.blocks import BlockPool
+from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start, StepDone, TokenRing
+from baton.engine.limits import Limits
+from baton.engine.ownership import Ownership, SchedulerBoard
+from baton.engine.sequence import End, Sequence
+from baton.engine.stopping import counts, ending
+from baton.ipc.frames import (
+    Address,
+    Admitted,
+    Cancel,
+    CancelAck,
+    Closed,
+    Credit,
+    Failure,
+    Flush,
+    Halt,
+    Handed,
+    Lease,
+    Life,
+    Recall,
+    Returned,
+    Role,
+    StopFound,
+    WorkerHello,
+)
+
+
+@dataclass(slots=True)
+class Flight:
+    """The step the workers run now."""
+
+    step: int
+    since_ns: int
+    rows: Chosen
+
+
+class SchedulerCore:
+    """Invariants: a slot has at most one sequence, each is in the batcher once; at most one step is in flight."""
+
+    def __init__(
+        self, me: Address, board: SchedulerBoard, ring: TokenRing, end_ids: tuple[int, ...], limits: Limits
+    ) -> None:
+        self.me = me
+        self.board = board
+        self.ring = ring
+        self.end_ids = end_ids
+        self.weights: str | None = None  # what the first worker held, every later one must
+        self.limits = limits
+        self.hands = Ownership(board, me, limits.request_spans_max)
+        self.sequences: dict[int, Sequence] = {}
+        self.batcher = Batcher(self.hands, limits)
+        self.ended: list[Sequence] = []
+        self.ranks: dict[int, WorkerHello] = {}
+        self.flight: Flight | None = None
+        self.step = me.incarnation << 32  # so that no step of an earlier life is taken for one of this
+        self.counts: Counter[str] = Counter()
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Skip what the ring holds of an earlier life: no sequence of it is ours."""
+        self.ring.read()
+        return []
+
+    def handle(self, event: object, now_ns: int) -> list[Effect]:
+        """One event in, effects out; afterwards whatever has ended is handed on and the next step is planned."""
+        out: list[Effect] = []
+        match event:
+            case Doorbell():
+                self._drain(now_ns, out)
+            case Handed():
+                self._handed(event, now_ns, out)
+            case StopFound():
+                seq = self._sequence(event.slot, event.generation)
+                if seq is not None and seq.run == event.run and seq.end is None:
+                    self._set_end(seq, End("stop", event.length, event.text), now_ns, out)
+            case Credit():
+                seq = self._sequence(event.slot, event.generation)
+                if seq is not None and seq.run == event.run:
+                    seq.credit = max(seq.credit, event.position)
+            case Cancel():
+                out.append(Send(Role.FRONTEND, event.home, CancelAck(event.slot, event.generation)))
+                seq = self._sequence(event.slot, event.generation)
+                if seq is not None and seq.end is None and self.hands.cancelled(seq.held):
+                    self._set_end(seq, End("cancelled"), now_ns, out)
+            case Recall():
+                key = self.hands.recall(event.key, event.trace, event.home, now_ns, out)
+                if key is not None:
+                    out.append(Send(Role.FRONTEND, event.home, Returned(key, event.trace)))
+            case WorkerHello():
+                self._hello(event, now_ns, out)
+            case Life():
+                self._life(event, now_ns, out)
+            case Halt():
+                pass
+            case _:
+                raise AssertionError(f"no such event for a scheduler: {event!r}")
+        self._finish_ended(now_ns, out)
+        self._plan(now_ns, out)
+        self._publish()
+        return out
+
+    def _publish(self) -> None:
+        """Show the gauges to whoever reads the board; nothing is cached yet beyond a request's life."""
+        batcher, pool = self.batcher, self.batcher.pool
+        total, free = (pool.total, pool.free) if pool is not None else (0, 0)
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), total, free, 0))
+
+    # -------------------------------------------------------------------------------- coming in
+
+    def _handed(self, event: Handed, now_ns: int, out: list[Effect]) -> None:
+        held = self.hands.take(event.key, event.trace)
+        if held is None:
+            return
+        p = event.params
+        end_ids = () if p.ignore_eos else self.end_ids
+        sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids)
+        base = len(event.delivered)
+        credit = base + self.limits.mailbox_tokens_max
+        seq = Sequence(held, event, sampling, list(event.delivered), base, credit, [0.0] * base)
+        assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
+        self.sequences[held.slot] = seq
+        self.batcher.waiting.append(seq)
+        if self.hands.cancelled(held):
+            self._set_end(seq, End("cancelled"), now_ns, out)
+        elif base and base >= seq.max_tokens:
+            self._set_end(seq, End("length", base), now_ns, out)
+        elif base and event.delivered[-1] in end_ids:
+            self._set_end(seq, End("stop", base), now_ns, out)
+        else:
+            self._admit(seq, now_ns, out)
+
+    def _admit(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
+        """Promise the request its place, or refuse what can never fit. Waits for the workers' hello."""
+        pool = self.batcher.pool
+        if pool is None or seq.end is not None:
+            return
+        asked, wanted = len(seq.handed.prompt_ids) + seq.max_tokens, seq.handed.terms.weights_digest
+        if pool.blocks_for(asked) > pool.total:
+            capacity = pool.capacity_tokens
+            message = f"the request may need {asked} tokens of KV cache, this server has {capacity} in all"
+            failure = Failure(400, "invalid_request_error", message, "max_tokens", "kv_cache_exceeded")
+            self._end(seq, End("refused", len(seq.output), None, failure))
+        elif wanted and wanted != self.weights:
+            message = "the weights this request was admitted for are not served any more"
+            failure = Failure(503, "server_error", message, None, "weights_changed")
+            self._end(seq, End("refused", len(seq.output), None, failure))
+        elif not seq.admitted:
+            seq.admitted = True
+            home = seq.handed.home.index
+            out.append(Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run)))
+
+    # -------------------------------------------------------------------------------- workers and peers
+
+    def _hello(self, event: WorkerHello, now_ns: int, out: list[Effect]) -> None:
+        if event.address.incarnation != self.board.live(Role.WORKER, event.rank):
+            self.counts["stale_hellos"] += 1
+            return
+        known = self.ranks.get(event.rank)
+        if known is not None and known.address == event.address:
+            return
+        self.weights = self.weights or event.weights_digest
+        assert event.weights_digest == self.weights, "a worker came back with other weights"
+        if known is not None:
+            self._roll_back(now_ns, out)
+        self.ranks[event.rank] = event
+        if len(self.ranks) == event.ranks:
+            blocks = min(hello.layout.blocks for hello in self.ranks.values())
+            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            for seq in list(self.sequences.values()):
+                self._admit(seq, now_ns, out)
+
+    def _life(self, event: Life, now_ns: int, out: list[Effect]) -> None:
+        if event.role == Role.WORKER:
+            hello = self.ranks.get(event.index)
+            if hello is not None and hello.address.incarnation < event.incarnation:
+                self._roll_back(now_ns, out)
+        elif event.role == Role.DETOKENIZER:
+            self._drain(now_ns, out)
+            for seq in self.sequences.values():
+                if seq.leased_to and seq.leased_to < event.incarnation:
+                    self._lease(seq, out)
+
+    def _roll_back(self, now_ns: int, out: list[Effect]) -> None:
+        """A worker is gone, and the cache with it: count what it committed, then begin again from those tokens."""
+        self._drain(now_ns, out)
+        self.flight = None
+        self.ranks.clear()
+        self.batcher.roll_back(now_ns, out)
+
+    def _lease(self, seq: Sequence, out: list[Effect]) -> None:
+        incarnation = self.board.live(Role.DETOKENIZER, 0)
+        h, handed = seq.held, seq.handed
+        logprobs = list(seq.logprobs) if handed.params.logprobs else []
+        lease = Lease(
+            h.slot,
+            h.generation,
+            seq.run,
+            incarnation,
+            handed.home,
+            h.trace,
+            handed.params,
+            list(seq.output),
+            logprobs,
+            seq.base,
+        )
+        seq.leased_to = incarnation
+        out.append(Send(Role.DETOKENIZER, 0, lease))
+
+    # -------------------------------------------------------------------------------- tokens
+
+    def _drain(self, now_ns: int, out: list[Effect]) -> None:
+        for done in self.ring.read():
+            self._count(done, now_ns, out)
+            flight = self.flight
+            if flight is not None and flight.step == done.step and done.incarnation == self._rank0():
+                self.flight = None
+                for seq, count in flight.rows:
+                    seq.computed += count
+                    seq.in_flight = False
+                self._step_span(flight, len(done.records), now_ns, out)
+
+    def _rank0(self) -> int:
+        hello = self.ranks.get(0)
+        return hello.address.incarnation if hello is not None else 0
+
+    def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
+        for record in done.records:
+            seq = self.sequences.get(record.slot)
+            if seq is None or not seq.started:
+                self.counts["skipped_records"] += 1
+                continue
+            length = len(seq.output)
+            if not counts(record, seq.held.generation, seq.run, length):
+                self.counts["skipped_records"] += 1
+                continue
+            what = ending(record.flags, length + 1, seq.max_tokens)
+            if what == "error":
+                message = "the model produced numbers that are not finite for this request"
+                failure = Failure(500, "server_error", message, None, "invalid_logits")
+                self._end(seq, seq.end or End("error", length, None, failure))
+                self.counts["invalid_logits"] += 1
+                continue
+            seq.output.append(record.token)
+            seq.logprobs.append(record.logprob)
+            self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
+            if seq.end is None:
+                if what is not None:
+                    self._end(seq, End(what, length + 1))
+                else:
+                    self.hands.move(seq.held, "decoding", now_ns, out)
+            elif seq.end.length is None and what == "stop":
+                seq.end = End("stop", length + 1)
+
+    def _step_span(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
+        links = [seq.held.trace for seq, _ in flight.rows if seq.held.trace[24] & 1]
+        if links:
+            attributes: dict[str, str | int | float | bool] = {
+                "baton.step": flight.step,
+                "baton.rows": len(flight.rows),
+                "baton.tokens": sum(count for _, count in flight.rows),
+                "baton.sampled": sampled,
+            }
+            most = self.limits.step_span_links_max
+            out.append(Span("step", b"", flight.since_ns, now_ns, attributes, links=tuple(links[:most])))
+
+    # -------------------------------------------------------------------------------- ending
+
+    def _set_end(self, seq: Sequence, end: End, now_ns: int, out: list[Effect]) -> None:
+        """Decide that a sequence ends; running work is ``aborting`` until no step names it."""
+        self._end(seq, end)
+        if seq.in_flight:
+            self.hands.move(seq.held, "aborting", now_ns, out)
+
+    def _end(self, seq: Sequence, end: End) -> None:
+        if seq.end is None:
+            self.ended.append(seq)
+        seq.end = end
+
+    def _finish_ended(self, now_ns: int, out: list[Effect]) -> None:
+        if self.ended:
+            ready = [seq for seq in self.ended if not seq.in_flight]
+            self.ended = [seq for seq in self.ended if seq.in_flight]
+            for seq in ready:
+                self._finish(seq, now_ns, out)
+
+    def _finish(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
+        """Free what the sequence held and hand it to the detokenizer, which flushes and closes it."""
+        end, held, handed = seq.end, seq.held, seq.handed
+        assert end is not None
+        self.batcher.remove(seq)
+        del self.sequences[held.slot]
+        length = end.length if end.length is not None else len(seq.output)
+        home = handed.home.index
+        if end.reason == "refused":
+            key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
+            out.append(Send(Role.FRONTEND, home, Closed(key, held.trace, length, "refused", None, "", end.failure)))
+            return
+        live = self.board.live(Role.DETOKENIZER, 0)
+        if seq.output and seq.leased_to != live:
+            self._lease(seq, out)
+        run = seq.run
+        key = self.hands.give(held, Role.DETOKENIZER, 0, "flushing", now_ns, out)
+        flush = Flush(key, handed.home, held.trace, run, seq.base, length, end.reason, end.stop_reason, end.failure)
+        out.append(Send(Role.DETOKENIZER, 0, flush))
+
+    # -------------------------------------------------------------------------------- planning
+
+    def _plan(self, now_ns: int, out: list[Effect]) -> None:
+        """Plan one step if none is in flight."""
+        if self.flight is None and self.batcher.pool is not None:
+            chosen = self.batcher.choose(now_ns, out)
+            if chosen:
+                self._launch(chosen, now_ns, out)
+
+    def _launch(self, chosen: Chosen, now_ns: int, out: list[Effect]) -> None:
+        """Write the step into a plan: leases first, then what the workers do not know yet."""
+        self.step += 1
+        starts, rows = [], []
+        live = self.board.live(Role.DETOKENIZER, 0)
+        for seq, count in chosen:
+            held = seq.held
+            if seq.leased_to != live:
+                self._lease(seq, out)
+            if not seq.started:
+                seq.started = True
+                tokens = seq.handed.prompt_ids + seq.output
+                prompt_tokens = len(seq.handed.prompt_ids)
+                starts.append(Start(held.slot, held.generation, seq.run, tokens, prompt_tokens, seq.sampling))
+                self.hands.move(held, "prefilling", now_ns, out)
+            sample = seq.computed + count == seq.tokens
+            rows.append(Row(held.slot, seq.computed, count, seq.blocks[seq.told_blocks :], sample))
+            seq.told_blocks = len(seq.blocks)
+            seq.in_flight = True
+        incarnations = tuple(self.ranks[rank].address.incarnation for rank in sorted(self.ranks))
+        out.append(Plan(incarnations, self.step, self.batcher.forgotten, starts, rows))
+        self.batcher.forgotten = []
+        self.flight = Flight(self.step, now_ns, chosen)
+
+    def _sequence(self, slot: int, generation: int) -> Sequence | None:
+        seq = self.sequences.get(slot)
+        return seq if seq is not None and seq.held.generation == generation else None
+
+    def story(self, slot: int) -> str:
+        """One request's life as the scheduler knows it, for dumps."""
+        return f"row {self.board.row(slot)} sequence {self.sequences.get(slot)}"

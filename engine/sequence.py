@@ -1,0 +1,66 @@
+"""A request inside the scheduler: its tokens, its blocks, and why it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.engine.batch import Sampling
+from baton.engine.ownership import Held
+from baton.ipc.frames import Failure, Handed
+
+
+@dataclass(slots=True, frozen=True)
+class End:
+    """Why a sequence ends. ``length`` is None while tokens may still be counted (a cancel)."""
+
+    reason: str
+    length: int | None = None
+    stop_reason: str | int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in the scheduler. ``computed`` of its tokens have their keys and values in ``blocks``."""
+
+    held: Held
+    handed: Handed
+    sampling: Sampling
+    output: list[int]
+    base: int
+    credit: int
+    logprobs: list[float]
+    blocks: list[int] = field(default_factory=list)
+    told_blocks: int = 0
+    computed: int = 0
+    started: bool = False
+    in_flight: bool = False
+    admitted: bool = False
+    leased_to: int = 0
+    preemptions: int = 0
+    end: End | None = None
+
+    @property
+    def run(self) -> int:
+        """The epoch at which the scheduler took the request; it names the tokens of this life."""
+        return self.held.epoch
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.handed.prompt_ids) + len(self.output)
+
+    @property
+    def wanted(self) -> int:
+        """Tokens that must still be computed before the next one can be sampled."""
+        return self.tokens - self.computed
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether the client has room for another token."""
+        return len(self.output) < self.credit
+
+    @property
+    def max_tokens(self) -> int:
+        """The bound on output tokens, resolved by the tokenizer."""
+        return self.handed.params.max_tokens or 0

@@ -1,0 +1,126 @@
+"""The tokenizer's core: takes a submitted request, has its prompt encoded, checks it against the context, hands it on.
+
+Rendering and encoding are the shell's (effect ``Encode``, event ``Encoded``). It never sees text it could decide by.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.engine.effects import Effect, Encode, Encoded, Send
+from baton.engine.limits import Limits
+from baton.engine.ownership import Board, Held, Ownership
+from baton.ipc.frames import (
+    Address,
+    Cancel,
+    CancelAck,
+    Closed,
+    Failure,
+    Halt,
+    Handed,
+    Life,
+    Recall,
+    Returned,
+    Role,
+    Submit,
+    Tokenized,
+)
+
+
+class TokenizerCore:
+    """Invariant: every request taken leaves by exactly one hand-over, to the scheduler or home."""
+
+    def __init__(self, me: Address, board: Board, context_tokens_max: int, limits: Limits) -> None:
+        self.me = me
+        self.context_tokens_max = context_tokens_max
+        self.limits = limits
+        self.hands = Ownership(board, me, limits.request_spans_max)
+        self.pending: dict[int, tuple[Held, Submit]] = {}
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """A tokenizer begins empty."""
+        return []
+
+    def handle(self, event: object, now_ns: int) -> list[Effect]:
+        """One event in, effects out."""
+        out: list[Effect] = []
+        match event:
+            case Submit():
+                self._submit(event, now_ns, out)
+            case Encoded():
+                entry = self.pending.get(event.slot)
+                if entry is not None and entry[0].generation == event.generation:
+                    del self.pending[event.slot]
+                    self._encoded(*entry, event, now_ns, out)
+            case Cancel():
+                out.append(Send(Role.FRONTEND, event.home, CancelAck(event.slot, event.generation)))
+                entry = self.pending.get(event.slot)
+                if entry is not None and entry[0].generation == event.generation:
+                    del self.pending[event.slot]
+                    self._end(*entry, "cancelled", None, now_ns, out)
+            case Recall():
+                key = self.hands.recall(event.key, event.trace, event.home, now_ns, out)
+                if key is not None:
+                    out.append(Send(Role.FRONTEND, event.home, Returned(key, event.trace)))
+            case Life() | Halt():
+                pass
+            case _:
+                raise AssertionError(f"no such event for a tokenizer: {event!r}")
+        return out
+
+    def _submit(self, event: Submit, now_ns: int, out: list[Effect]) -> None:
+        held = self.hands.take(event.key, event.trace)
+        if held is None:
+            return
+        if self.hands.cancelled(held):
+            self._end(held, event, "cancelled", None, now_ns, out)
+        elif event.prompt.token_ids is not None:
+            encoded = Encoded(held.slot, held.generation, event.prompt.token_ids, None)
+            self._encoded(held, event, encoded, now_ns, out)
+        else:
+            self.pending[held.slot] = (held, event)
+            out.append(Encode(held.slot, held.generation, event.prompt))
+
+    def _encoded(self, held: Held, submit: Submit, event: Encoded, now_ns: int, out: list[Effect]) -> None:
+        if self.hands.cancelled(held):
+            self._end(held, submit, "cancelled", None, now_ns, out)
+            return
+        tokens, asked = len(event.token_ids), submit.params.max_tokens
+        failure = event.failure or self._too_long(tokens, asked)
+        if failure is not None:
+            self._end(held, submit, "refused", failure, now_ns, out)
+            return
+        max_tokens = asked if asked is not None else self.context_tokens_max - tokens
+        params = msgspec.structs.replace(submit.params, max_tokens=max_tokens)
+        key, home = submit.key, submit.home.index
+        out.append(Send(Role.FRONTEND, home, Tokenized(key, event.token_ids, max_tokens)))
+        key = self.hands.give(held, Role.SCHEDULER, 0, "queued", now_ns, out)
+        handed = Handed(key, submit.home, submit.trace, submit.terms, params, event.token_ids, submit.delivered)
+        out.append(Send(Role.SCHEDULER, 0, handed))
+
+    def _too_long(self, tokens: int, asked: int | None) -> Failure | None:
+        limit = self.context_tokens_max
+        if tokens == 0:
+            return Failure(400, "invalid_request_error", "the prompt has no tokens", "prompt", "empty_prompt")
+        if tokens >= limit:
+            message = f"the prompt has {tokens} tokens, the context of this model has {limit} and the answer needs one"
+        elif asked is not None and tokens + asked > limit:
+            total = tokens + asked
+            message = (
+                f"{tokens} prompt tokens and max_tokens {asked} make {total}, the context of this model has {limit}"
+            )
+        else:
+            return None
+        return Failure(400, "invalid_request_error", message, "messages", "context_length_exceeded")
+
+    def _end(
+        self, held: Held, submit: Submit, reason: str, failure: Failure | None, now_ns: int, out: list[Effect]
+    ) -> None:
+        home = submit.home.index
+        key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
+        closed = Closed(key, submit.trace, len(submit.delivered), reason, None, "", failure)
+        out.append(Send(Role.FRONTEND, home, closed))
+
+    def story(self, slot: int) -> str:
+        """What is known here of one slot, for dumps."""
+        return f"pending {self.pending.get(slot)}"

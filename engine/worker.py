@@ -1,0 +1,77 @@
+"""The worker's core: what one rank keeps per slot, plans applied to it, and the records a step yields.
+
+It knows no tensor: a runner (the real one or the scripted one) turns ``StepRow`` into ``Sampled``. Every rank applies
+every plan; rank 0 alone writes records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.engine.batch import INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.effects import Plan, StepDone, TokenRecord
+
+
+@dataclass(slots=True)
+class SlotState:
+    """One sequence as the worker knows it; ``blocks`` is its block table."""
+
+    generation: int
+    run: int
+    tokens: list[int]
+    prompt_tokens: int
+    sampling: Sampling
+    blocks: list[int]
+
+
+class WorkerCore:
+    """Invariant: after a plan, each of its rows names a slot whose table covers the row."""
+
+    def __init__(self, rank: int, incarnation: int, block_tokens: int) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self.block_tokens = block_tokens
+        self.slots: dict[int, SlotState] = {}
+        self.scheduler = 0
+        self.dropped_plans = 0
+
+    def apply(self, plan: Plan) -> list[StepRow] | None:
+        """The rows to compute, or None where the plan was made for another incarnation of this rank."""
+        if self.rank >= len(plan.incarnations) or plan.incarnations[self.rank] != self.incarnation:
+            self.dropped_plans += 1
+            return None
+        if plan.step >> 32 != self.scheduler:  # another scheduler knows nothing of what an earlier one started
+            self.scheduler = plan.step >> 32
+            self.slots.clear()
+        for slot in plan.ends:
+            self.slots.pop(slot, None)
+        for s in plan.starts:
+            tokens = list(s.token_ids)
+            self.slots[s.slot] = SlotState(s.generation, s.run, tokens, s.prompt_tokens, s.sampling, [])
+        rows = []
+        for row in plan.rows:
+            state = self.slots[row.slot]
+            state.blocks.extend(row.blocks)
+            end = row.start + row.count
+            assert len(state.blocks) * self.block_tokens >= end, f"slot {row.slot}: table too short for {end} tokens"
+            assert end <= len(state.tokens), f"slot {row.slot}: asked for {end} of {len(state.tokens)} tokens"
+            position = len(state.tokens) - state.prompt_tokens
+            tokens = state.tokens[row.start : end]
+            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling))
+        return rows
+
+    def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:
+        """Append the sampled tokens to their slots; the records that tell the readers so."""
+        records = []
+        results = iter(sampled)
+        for row in rows:
+            if not row.sample:
+                continue
+            result, state = next(results), self.slots[row.slot]
+            if not result.flags & INVALID_FLAG:
+                state.tokens.append(result.token)
+            record = TokenRecord(
+                row.slot, state.generation, state.run, row.position, result.token, result.flags, result.logprob
+            )
+            records.append(record)
+        return StepDone(self.incarnation, plan.step, records)

@@ -1,0 +1,250 @@
+"""The board and the life table: who holds which request, and which process fills which place, in shared memory.
+
+One row, one writer. A row's ownership lives twice; a writer fills the copy nobody reads and then flips one word, so a
+writer that dies in the middle leaves the old row intact and a reader never sees a torn one. Every word is an aligned
+64-bit load or store. The rules of who may write what are ``engine.ownership``'s; this module only stores.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.ownership import BoardRow
+from baton.ipc.frames import Role
+
+MAGIC = 0x4E4F544142_01  # "BATON", layout 1
+PLACES = 16  # indices a role may have
+HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
+ROLES = max(Role) + 1
+ROWS_AT = HEADER_WORDS + ROLES * PLACES * PLACE_WORDS
+
+# words of a place: the first three are the supervisor's, the rest the process's own
+INCARNATION, PID, SINCE, PULSE, READY, GAUGES = 0, 1, 2, 3, 4, 8
+# words of a row
+VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
+
+_LOW = 0xFFFFFFFF
+_lock = threading.Lock()
+
+
+def fence() -> None:
+    """A full memory fence: taking a lock is a locked instruction (the rules need store-load order)."""
+    with _lock:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceView:
+    """One process as the life table shows it; ``since_ns`` is when it was started, of the monotonic clock."""
+
+    role: Role
+    index: int
+    incarnation: int
+    pid: int
+    since_ns: int
+    pulse: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """One live request as the board shows it."""
+
+    slot: int
+    row: BoardRow
+    request_id: bytes
+    trace: bytes
+    prompt_tokens: int
+    sampled: int
+    delivered: int
+    cancelled: bool
+
+
+class Board:
+    """The tables over one buffer. Invariant: ``row`` returns only what one ``write`` wrote, whole."""
+
+    def __init__(self, buffer: mmap.mmap | bytearray) -> None:
+        self._words = memoryview(buffer).cast("Q")
+        self._map = buffer
+        if self._words[0] != MAGIC:
+            raise ValueError("not a board of this version")
+        self.frontends = self._words[1]
+        self.slots_per_frontend = self._words[2]
+
+    @classmethod
+    def size(cls, frontends: int, slots_per_frontend: int) -> int:
+        """Bytes that a board of this shape takes."""
+        return 8 * (ROWS_AT + frontends * slots_per_frontend * ROW_WORDS)
+
+    @classmethod
+    def format(cls, buffer: mmap.mmap | bytearray, frontends: int, slots_per_frontend: int) -> Board:
+        """Make an empty board in a zeroed buffer."""
+        words = memoryview(buffer).cast("Q")
+        words[1], words[2], words[0] = frontends, slots_per_frontend, MAGIC
+        words.release()
+        board = cls(buffer)
+        for slot in range(frontends * slots_per_frontend):
+            board.write(slot, BoardRow(generation=1))
+        return board
+
+    @classmethod
+    def create(cls, path: Path, frontends: int, slots_per_frontend: int) -> Board:
+        """Make the file and an empty board in it."""
+        with path.open("xb+") as file:
+            file.truncate(cls.size(frontends, slots_per_frontend))
+            return cls.format(mmap.mmap(file.fileno(), 0), frontends, slots_per_frontend)
+
+    @classmethod
+    def open(cls, path: Path, readonly: bool = False) -> Board:
+        """Map an existing board."""
+        with path.open("rb" if readonly else "rb+") as file:
+            access = mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE
+            return cls(mmap.mmap(file.fileno(), 0, access=access))
+
+    def slice(self, frontend: int) -> range:
+        """The slots that a frontend claims from."""
+        return range(frontend * self.slots_per_frontend, (frontend + 1) * self.slots_per_frontend)
+
+    # -------------------------------------------------------------------------------- rows
+
+    def row(self, slot: int) -> BoardRow:
+        """The row as its owner last wrote it."""
+        words, at = self._words, ROWS_AT + slot * ROW_WORDS
+        while True:
+            version = words[at]
+            copy = at + COPIES + 4 * (version & 1)
+            a, b, c, since_ns = words[copy : copy + 4]
+            if words[at] == version:
+                break
+        return BoardRow(
+            a >> 32,
+            a & _LOW,
+            b >> 56,
+            b >> 48 & 0xFF,
+            b & _LOW,
+            bool(b >> 40 & 0xFF),
+            c >> 56,
+            c >> 48 & 0xFF,
+            c & _LOW,
+            b >> 32 & 0xFF,
+            since_ns,
+        )
+
+    def write(self, slot: int, row: BoardRow) -> None:
+        """Publish a row; only its owner calls this."""
+        words, at = self._words, ROWS_AT + slot * ROW_WORDS
+        version = words[at] + 1
+        copy = at + COPIES + 4 * (version & 1)
+        words[copy] = row.generation << 32 | row.epoch
+        words[copy + 1] = row.role << 56 | row.index << 48 | row.taken << 40 | row.state << 32 | row.incarnation
+        words[copy + 2] = row.from_role << 56 | row.from_index << 48 | row.from_incarnation
+        words[copy + 3] = row.since_ns
+        words[at] = version
+        fence()
+
+    def count(self, slot: int, prompt_tokens: int, sampled: int) -> None:
+        """The owner's counters, for people."""
+        self._words[ROWS_AT + slot * ROW_WORDS + COUNTS] = prompt_tokens << 32 | sampled
+
+    def cancelled(self, slot: int, generation: int) -> bool:
+        """Whether the cancel word means this generation."""
+        return self._words[ROWS_AT + slot * ROW_WORDS + CANCEL] == generation
+
+    # -------------------------------------------------------------------------------- the home frontend's words
+
+    def claim(self, slot: int, request_id: bytes, trace: bytes) -> None:
+        """Name the request that will fill a free row; the row itself is written after this."""
+        words, at = self._words, ROWS_AT + slot * ROW_WORDS
+        padded = request_id + trace + bytes(48 - len(request_id) - len(trace))
+        for offset in range(6):
+            words[at + IDENTITY + offset] = int.from_bytes(padded[8 * offset : 8 * offset + 8], "little")
+        words[at + COUNTS] = words[at + DELIVERED] = 0
+
+    def identity(self, slot: int) -> tuple[bytes, bytes]:
+        """The request's id (16 bytes) and trace context (25 bytes)."""
+        at = ROWS_AT + slot * ROW_WORDS + IDENTITY
+        padded = b"".join(word.to_bytes(8, "little") for word in self._words[at : at + 6])
+        return padded[:16], padded[16:41]
+
+    def set_cancel(self, slot: int, generation: int) -> None:
+        """Ask whoever owns this generation, now or later, to cancel it."""
+        self._words[ROWS_AT + slot * ROW_WORDS + CANCEL] = generation
+        fence()
+
+    def set_delivered(self, slot: int, tokens: int) -> None:
+        """How many output tokens the frontend has delivered."""
+        self._words[ROWS_AT + slot * ROW_WORDS + DELIVERED] = tokens
+
+    def rows(self) -> Iterator[RowView]:
+        """Every live request; each row is consistent in itself, not with the others."""
+        for slot in range(self.frontends * self.slots_per_frontend):
+            row = self.row(slot)
+            if row.role:
+                at = ROWS_AT + slot * ROW_WORDS
+                counts, delivered = self._words[at + COUNTS], self._words[at + DELIVERED]
+                request_id, trace = self.identity(slot)
+                cancelled = self.cancelled(slot, row.generation)
+                yield RowView(slot, row, request_id, trace, counts >> 32, counts & _LOW, delivered, cancelled)
+
+    # -------------------------------------------------------------------------------- the life table
+
+    def live(self, role: int, index: int) -> int:
+        """The incarnation that fills a place now; 0 if it was never filled."""
+        return self._words[self._place(role, index) + INCARNATION]
+
+    def set_live(self, role: int, index: int, incarnation: int, since_ns: int) -> None:
+        """The supervisor's: a new incarnation fills the place; the one before is reaped."""
+        words, at = self._words, self._place(role, index)
+        words[at + PID], words[at + SINCE], words[at + PULSE], words[at + READY] = 0, since_ns, 0, 0
+        words[at + INCARNATION] = incarnation
+        fence()
+
+    def set_pid(self, role: int, index: int, pid: int) -> None:
+        """The supervisor's: the process that fills the place."""
+        self._words[self._place(role, index) + PID] = pid
+
+    def beat(self, role: int, index: int) -> None:
+        """The process's own: one more event was handled."""
+        self._words[self._place(role, index) + PULSE] += 1
+
+    def set_ready(self, role: int, index: int) -> None:
+        """The process's own: start-up is done."""
+        self._words[self._place(role, index) + READY] = 1
+
+    def places(self) -> Iterator[PlaceView]:
+        """Every place that was ever filled."""
+        for role in Role:
+            for index in range(PLACES):
+                at = self._place(role, index)
+                words = self._words[at : at + PLACE_WORDS]
+                if words[INCARNATION]:
+                    yield PlaceView(
+                        role, index, words[INCARNATION], words[PID], words[SINCE], words[PULSE], bool(words[READY])
+                    )
+
+    def set_gauges(self, values: tuple[int, ...]) -> None:
+        """The scheduler's: running, waiting, and KV blocks total, free, cached."""
+        at = self._place(Role.SCHEDULER, 0) + GAUGES
+        for offset, value in enumerate(values):
+            self._words[at + offset] = value
+
+    def gauges(self) -> dict[str, int]:
+        """What the scheduler last published."""
+        at = self._place(Role.SCHEDULER, 0) + GAUGES
+        names = ("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached")
+        return dict(zip(names, self._words[at : at + 5], strict=True))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._words.release()
+        if isinstance(self._map, mmap.mmap):
+            self._map.close()
+
+    @staticmethod
+    def _place(role: int, index: int) -> int:
+        assert 0 <= index < PLACES
+        return HEADER_WORDS + (role * PLACES + index) * PLACE_WORDS

@@ -1,0 +1,31 @@
+"""Doorbells: one eventfd a reader, made by the supervisor and inherited, so that it survives restarts of both ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+
+def make() -> int:
+    """A new doorbell. Every process that is to ring or hear it inherits the descriptor."""
+    return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+def ring(fd: int) -> None:
+    """Wake the reader; ringing again before it woke costs nothing."""
+    with contextlib.suppress(BlockingIOError):  # the counter is full: the reader is awake as it will ever be
+        os.eventfd_write(fd, 1)
+
+
+def hear(loop: asyncio.AbstractEventLoop, fd: int, answer: Callable[[], None]) -> None:
+    """Call ``answer`` on the loop whenever the bell was rung. What is in the ring already counts as a ring."""
+
+    def heard() -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(fd)
+        answer()
+
+    loop.add_reader(fd, heard)
+    loop.call_soon(answer)

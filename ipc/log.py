@@ -1,0 +1,53 @@
+"""The log of a process: structlog events on standard error, one line each, with who says it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Log:
+    """A thin front that takes a level by name, as the cores' notes carry it."""
+
+    def __init__(self, logger: Any) -> None:  # Any: structlog builds its loggers at run time
+        self._logger = logger
+
+    def log(self, level: str, event: str, **fields: Any) -> None:
+        """One event with its fields."""
+        getattr(self._logger, level)(event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Something worth knowing."""
+        self._logger.info(event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Something that should not be so, and was dealt with."""
+        self._logger.warning(event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Something that ended a request or a process."""
+        self._logger.error(event, **fields)
+
+
+def make_log(process: str, level: str) -> Log:
+    """The log of one process: readable on a terminal, JSON lines elsewhere."""
+    terminal = sys.stderr.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    processors = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        *([] if terminal else [structlog.processors.format_exc_info]),
+        renderer,
+    ]
+    logger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        process=process,
+    )
+    return Log(logger)

@@ -1,0 +1,158 @@
+"""A whole server as its users start it: real processes, real sockets, one run directory of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from baton.ipc.board import Board, PlaceView
+from baton.ipc.rundir import live_instances
+
+START_S = 90.0
+
+
+class Server:
+    """One ``baton serve``. Use as an async context manager; leaving it checks that nothing is left behind."""
+
+    def __init__(self, *flags: str, base: Path | None = None, environment: dict[str, str] | None = None) -> None:
+        self.flags = flags
+        self._own_base = base is None
+        self.base = base or Path(tempfile.mkdtemp(prefix="baton-", dir="/dev/shm"))
+        self.environment = {**os.environ, "BATON_RUN_DIRECTORY": str(self.base), **(environment or {})}
+        self.lines: list[str] = []
+        self.process: asyncio.subprocess.Process
+        self.url = self.socket_url = self.zmq = ""
+        self.session: aiohttp.ClientSession
+
+    async def launch(self) -> Server:
+        """Start the command; ``wait_ready`` or ``wait`` comes next."""
+        self.stderr = tempfile.TemporaryFile()
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "baton", "serve", "--port", "0", *self.flags,
+            stdout=asyncio.subprocess.PIPE, stderr=self.stderr, env=self.environment,
+        )  # fmt: skip
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self
+
+    async def wait_ready(self) -> None:
+        """Read the doors' lines; AssertionError with what the server said if it ends instead."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(START_S):
+            while len(self.lines) < 4:
+                line = await self.process.stdout.readline()
+                assert line, f"the server ended while starting: {self.log()}"
+                self.lines.append(line.decode().rstrip())
+        text = "\n".join(self.lines)
+        self.url = re.search(r"http://[\d.:]+", text)[0]  # type: ignore[index]
+        self.socket_url = re.search(r"ws://\S+", text)[0]  # type: ignore[index]
+        self.zmq = re.search(r"ipc://[^'\" ]+", text)[0]  # type: ignore[index]
+
+    async def __aenter__(self) -> Server:
+        await self.launch()
+        try:
+            await self.wait_ready()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.close()
+        if self.process.returncode is None:
+            await self.stop()
+        self.stderr.close()
+        left = list(self.base.iterdir())
+        if self._own_base:
+            shutil.rmtree(self.base)
+        assert not left, f"left behind: {left}"
+
+    def log(self) -> str:
+        """Standard error so far."""
+        self.stderr.seek(0)
+        return self.stderr.read().decode()
+
+    async def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return await self.wait()
+
+    async def wait(self, seconds: float = 40.0) -> int:
+        """The exit status, once there is one."""
+        async with asyncio.timeout(seconds):
+            return await self.process.wait()
+
+    # -------------------------------------------------------------------------------- looking inside
+
+    def board(self) -> Board:
+        """The live board, to be closed by the caller."""
+        (instance,) = live_instances(self.base)
+        return Board.open(instance / "board", readonly=True)
+
+    def places(self) -> dict[str, PlaceView]:
+        """Every child by its role's name."""
+        board = self.board()
+        try:
+            return {place.role.name.lower(): place for place in board.places()}
+        finally:
+            board.close()
+
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to the process of a role; its process id."""
+        pid = self.places()[role].pid
+        os.kill(pid, number)
+        return pid
+
+    async def gauges(self) -> dict[str, float]:
+        """The gauges of ``/metrics``."""
+        async with self.session.get(f"{self.url}/metrics") as response:
+            text = await response.text()
+        return {m[1]: float(m[2]) for m in re.finditer(r"^baton_(\w+) ([\d.e+]+)$", text, re.M)}
+
+    async def idle(self, seconds: float) -> dict[str, float]:
+        """Wait until nothing runs, nothing waits and every block is free; the gauges then."""
+        async with asyncio.timeout(seconds):
+            while True:
+                now = await self.gauges()
+                busy = now["requests_running"] or now["requests_waiting"]
+                if not busy and now["kv_blocks_free"] + now["kv_blocks_cached"] == now["kv_blocks_total"]:
+                    return now
+                await asyncio.sleep(0.01)
+
+    async def until_ready(self, seconds: float = 30.0) -> None:
+        """Wait until ``/ready`` answers 200."""
+        async with asyncio.timeout(seconds):
+            while True:
+                async with self.session.get(f"{self.url}/ready") as response:
+                    if response.status == 200:
+                        return
+                await asyncio.sleep(0.02)
+
+    # -------------------------------------------------------------------------------- asking
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        """One whole completion by token ids."""
+        request = {"model": "smollm2-135m", "temperature": 0, "return_token_ids": True, **body}
+        async with self.session.post(f"{self.url}/v1/completions", json=request) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            return answer  # type: ignore[no-any-return]
+
+    async def stream(self, path: str = "/v1/completions", **body: Any) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed answer, parsed; the ``[DONE]`` mark is not one."""
+        request = {"model": "smollm2-135m", "temperature": 0, "stream": True, **body}
+        async with self.session.post(f"{self.url}{path}", json=request) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                    yield json.loads(line[6:])

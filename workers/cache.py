@@ -1,0 +1,95 @@
+"""The paged pool of keys and values: one tensor per layer and kind, in blocks of 16 tokens.
+
+It only holds memory; which block belongs to whom is the scheduler's affair.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from baton.workers.model.config import ModelConfig
+
+BLOCK_SIZE = 16
+RESERVE_BYTES = 256 << 20  # of available memory, left to everything else
+
+
+class MemoryBudgetError(Exception):
+    """The pool asked for does not fit; one line with what it needs, what there is and the largest that fits."""
+
+
+class KvLayout(msgspec.Struct, frozen=True):
+    """What another process must know of the pool: its geometry. ``bytes_per_block`` spans all layers."""
+
+    block_size: int
+    blocks: int
+    bytes_per_block: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+
+def bytes_per_block(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    return 2 * config.layers * BLOCK_SIZE * config.kv_heads * config.head_dim * dtype.itemsize
+
+
+def blocks_for_bytes(config: ModelConfig, dtype: torch.dtype, kv_bytes: int) -> int:
+    """How many blocks ``kv_bytes`` hold."""
+    return kv_bytes // bytes_per_block(config, dtype)
+
+
+class KvPool:
+    """Keys and values of every layer, ``[blocks, block_size, kv_heads, head_dim]`` each, zero until written.
+
+    Zero matters: attention reads unwritten places under a mask, and only finite numbers can be masked.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, blocks: int, device: torch.device) -> None:
+        each = bytes_per_block(config, dtype)
+        available = available_bytes(device)
+        fitting = max(available - RESERVE_BYTES, 0) // each
+        if not 0 < blocks <= fitting:
+            raise MemoryBudgetError(
+                f"the KV pool of {blocks} blocks needs {blocks * each} bytes, {available} are available; "
+                f"from 1 to {fitting} blocks ({fitting * each} bytes) fit"
+            )
+        shape = (config.layers, 2, blocks, BLOCK_SIZE, config.kv_heads, config.head_dim)
+        pool = _zeros(blocks * each, device).view(dtype).view(shape)
+        self.keys: list[Tensor] = list(pool[:, 0])
+        self.values: list[Tensor] = list(pool[:, 1])
+        self.layout = KvLayout(
+            block_size=BLOCK_SIZE,
+            blocks=blocks,
+            bytes_per_block=each,
+            layers=config.layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    """Zeroed bytes; on the CPU pages the kernel zeroes when first touched, in huge pages where it has them."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=torch.uint8, device=device)
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(region, dtype=torch.uint8)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory this process may still take: the device's, or the least of the machine's and its control group's."""
+    if device.type != "cpu":
+        return torch.cuda.mem_get_info(device)[0]
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, int(text) - int(used.read_text()))
+    return max(available, 0)

@@ -1,0 +1,146 @@
+"""The worker process of one device: plans in, tokens out. One step at a time, in the order of the plan ring.
+
+Every rank reads every plan; rank 0 alone writes the token ring. What is computed is a runner's: the real model, or the
+scripted one that replays a function of the seed. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from baton.engine.batch import Sampled, StepRow
+from baton.engine.effects import Effect, Plan, Send, StepDone
+from baton.engine.worker import WorkerCore
+from baton.ipc import doorbell
+from baton.ipc.frames import Address, Halt, KVLayout, Life, Role, WorkerHello
+from baton.ipc.records import PlanReader, StepWriter
+from baton.ipc.ring import Ring, RingReader, RingWriter
+from baton.workers.config import Settings, size_bytes
+from baton.workers.fake import ScriptedRunner
+from baton.workers.process import Process, StartError
+
+SCRIPTED_BLOCKS = 16384
+SCRIPTED_WEIGHTS = "scripted"
+
+
+class StepRunner(Protocol):
+    """What a runner is to this process."""
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
+
+
+class Greeter:
+    """The core of this process: it greets every scheduler that comes up, so that a new one knows its workers."""
+
+    def __init__(self, hello: WorkerHello) -> None:
+        self.hello = hello
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Greet the scheduler of the moment."""
+        return [Send(Role.SCHEDULER, 0, self.hello)]
+
+    def handle(self, event: object, now_ns: int) -> list[Effect]:
+        """Greet again when another scheduler takes the place."""
+        match event:
+            case Life(role=Role.SCHEDULER):
+                return self.start(now_ns)
+            case Life() | Halt():
+                return []
+            case _:
+                raise AssertionError(f"no such event for a worker: {event!r}")
+
+
+class StepLoop:
+    """Runs plans one after the other. Invariant: a step's records are committed before the next plan is looked at."""
+
+    def __init__(self, process: Process, runner: StepRunner, core: WorkerCore, step_s: float) -> None:
+        directory, rank = process.launch.path, process.me.index
+        self.process = process
+        self.runner = runner
+        self.core = core
+        self.step_s = step_s
+        self.plans = PlanReader(RingReader(Ring.open(directory / "plans"), rank))
+        self.writer = StepWriter(RingWriter(Ring.open(directory / "tokens"))) if rank == 0 else None
+        self.bells = [
+            process.bell(Role.SCHEDULER, 0, "tokens"),
+            process.bell(Role.DETOKENIZER, 0, "tokens"),
+        ]
+        self._todo: deque[Plan] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def plans_came(self) -> None:
+        """The doorbell was rung: run what is there, unless it is being run already."""
+        self._todo.extend(self.plans.read())
+        if self._todo and self._task is None:
+            self._task = self.process.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._todo:
+                plan = self._todo.popleft()
+                rows = self.core.apply(plan)
+                if rows is None:
+                    continue
+                if self.step_s:
+                    await asyncio.sleep(self.step_s)
+                done = self.core.commit(plan, rows, self.runner.step(rows))
+                await self._commit(done)
+                self.process.board.beat(*self.process.me.place)
+        finally:
+            self._task = None
+
+    async def _commit(self, done: StepDone) -> None:
+        if self.writer is None:
+            return
+        while not self.writer.write(done):  # the slowest reader is behind; it does not ring back
+            await asyncio.sleep(self.process.limits.ring_full_wait_s)  # noqa: ASYNC110
+        for bell in self.bells:
+            doorbell.ring(bell)
+
+
+def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner, KVLayout, str]:
+    """The runner the settings ask for; everything that can be wrong with model or memory is a ``StartError``."""
+    if settings.worker == "scripted":
+        layout = KVLayout(16, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
+        return ScriptedRunner(vocab), layout, SCRIPTED_WEIGHTS
+    from baton.workers.cache import MemoryBudgetError
+    from baton.workers.model.gguf import ModelFileError
+    from baton.workers.runner import Runner
+
+    kv_bytes = size_bytes(settings.kv_memory) if settings.kv_memory is not None else None
+    try:
+        runner = Runner(
+            Path(path),
+            dtype=settings.dtype,
+            weights=settings.weights,
+            blocks=settings.kv_blocks,
+            kv_bytes=kv_bytes,
+            threads=settings.threads,
+        )
+        runner.warm_up()
+    except (ModelFileError, MemoryBudgetError) as error:
+        raise StartError(str(error)) from error
+    made = runner.layout
+    layout = KVLayout(
+        made.block_size, made.blocks, made.bytes_per_block, made.layers, made.kv_heads, made.head_dim, settings.dtype
+    )
+    return runner, layout, runner.weights_digest
+
+
+async def run(process: Process) -> None:
+    """Serve until halted."""
+    settings, card = process.settings, process.card
+    runner, layout, digest = _make_runner(settings, card.path, card.vocab)
+    me: Address = process.me
+    ranks = 1
+    hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max)
+    core = WorkerCore(me.index, me.incarnation, layout.block_tokens)
+    loop = StepLoop(process, runner, core, settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0)
+    process.hear("plans", loop.plans_came)
+    process.run_core(Greeter(hello), {})
+    process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
+    await process.halted.wait()

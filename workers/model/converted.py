@@ -1,0 +1,126 @@
+"""The converted-weights file: tensors as the model wants them, mapped instead of read at the next start.
+
+Layout: the tensors, each at a multiple of 64 bytes; a msgpack ``ConvertedHeader``; a trailer of the header's length,
+its SHA-256 and a magic. The header stands last so that a file is written in one pass, and holds a digest of the
+tensors, so a file that was cut, padded or damaged anywhere is known for what it is. Knows no GGUF.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from baton.workers.model.config import ModelConfig
+
+FORMAT_VERSION = 1  # raised whenever conversion or layout changes: old files are then no longer found
+HEADER_BYTES_MAX = 64 << 20
+_ALIGNMENT = 64
+_PIECE_BYTES = 8 << 20
+_MAGIC = b"BATONWGT"
+_TRAILER = struct.Struct("<Q32s8s")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a tensor lies in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class ConvertedHeader(msgspec.Struct, frozen=True):
+    """All that is needed to use the file without the GGUF it was made from."""
+
+    config: ModelConfig
+    tensors: tuple[Place, ...]
+    data_bytes: int
+    data_digest: str
+
+
+class Converted(msgspec.Struct, frozen=True):
+    """A mapped file: its tensors are views of the mapping, ``digest`` that of its header (and so of all of it)."""
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    digest: str
+
+
+def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write a converted file and rename it into place; raises OSError and leaves nothing behind where it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".converting-")
+    try:
+        with open(descriptor, "wb") as file:
+            places = []
+            for name, tensor in tensors:
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                places.append(Place(name, dtype, tuple(tensor.shape), file.tell()))
+                file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+            file.flush()
+            size = file.tell()
+            digest = _data_digest(torch.from_file(temporary, shared=False, size=size, dtype=torch.uint8))
+            header = msgspec.msgpack.encode(ConvertedHeader(config, tuple(places), size, digest))
+            file.write(header + _TRAILER.pack(len(header), hashlib.sha256(header).digest(), _MAGIC))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def map_converted(path: Path) -> Converted | None:
+    """Map a converted file after checking every byte of it; None where it is absent or damaged."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - _TRAILER.size, 0))
+            trailer = file.read()
+            if len(trailer) != _TRAILER.size:
+                return None
+            length, checksum, magic = _TRAILER.unpack(trailer)
+            if magic != _MAGIC or length > min(size - _TRAILER.size, HEADER_BYTES_MAX):
+                return None
+            file.seek(size - _TRAILER.size - length)
+            encoded = file.read(length)
+    except OSError:
+        return None
+    if hashlib.sha256(encoded).digest() != checksum:
+        return None
+    header = msgspec.msgpack.decode(encoded, type=ConvertedHeader)
+    if header.data_bytes + length + _TRAILER.size != size:
+        return None
+    data = torch.from_file(str(path), shared=False, size=header.data_bytes, dtype=torch.uint8)
+    if _data_digest(data) != header.data_digest:
+        return None
+    tensors = {place.name: _view(data, place) for place in header.tensors}
+    return Converted(header.config, tensors, checksum.hex())
+
+
+def _view(data: Tensor, place: Place) -> Tensor:
+    dtype = _DTYPES[place.dtype]
+    elements = 1
+    for extent in place.shape:
+        elements *= extent
+    return data[place.offset : place.offset + elements * dtype.itemsize].view(dtype).view(place.shape)
+
+
+def _data_digest(data: Tensor) -> str:
+    """SHA-256 of the SHA-256s of pieces: hashlib lets go of the interpreter, so all cores take part."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        pieces = pool.map(lambda piece: hashlib.sha256(memoryview(piece.numpy())).digest(), data.split(_PIECE_BYTES))
+        return hashlib.sha256(b"".join(pieces)).hexdigest()

@@ -1,0 +1,84 @@
+"""The Llama family over a paged pool: RMSNorm, rotary embeddings, grouped-query attention, SwiGLU.
+
+Touvron et al., LLaMA, 2023, section 2.2. It computes logits for tokens it is given; it knows no request, no sampling
+and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from baton.kernels.reference import Ragged, paged_attention, rms_norm, rope, silu_mul, store_kv
+from baton.workers.model.config import ModelConfig
+from baton.workers.model.layers import TABLE_ROWS, Products
+from baton.workers.model.rope import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; matrices are ``[in, out]``, query, key and value fused side by side, and so gate and up."""
+
+    attn_norm: Tensor
+    qkv: Tensor
+    out: Tensor
+    ffn_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaWeights:
+    """A whole model in the dtype its weights are held in; ``head`` is the embedding itself where they are tied."""
+
+    embedding: Tensor  # [vocab, hidden]
+    head: Tensor
+    norm: Tensor
+    rope_factors: Tensor | None
+    layers: tuple[LayerWeights, ...]
+    digest: str  # of the converted weights and the configuration
+
+
+class Llama:
+    """A model ready to compute: ``dtype`` is that of activations, keys and values; the residual sum is float32."""
+
+    def __init__(self, config: ModelConfig, weights: LlamaWeights, dtype: torch.dtype) -> None:
+        self.config, self.weights, self.dtype = config, weights, dtype
+        self.device = weights.embedding.device
+        self._rope = Rope(config, weights.rope_factors, self.device)
+        widest = max(
+            TABLE_ROWS * config.hidden,
+            *(matrix.numel() for layer in weights.layers[:1] for matrix in (layer.qkv, layer.gate_up, layer.down)),
+        )
+        self._products = Products(widest, self.device)
+        self._attn_norms = [layer.attn_norm.float() for layer in weights.layers]
+        self._ffn_norms = [layer.ffn_norm.float() for layer in weights.layers]
+        self._norm = weights.norm.float()
+
+    def logits(
+        self, ids: Tensor, ragged: Ragged, keys: Sequence[Tensor], values: Sequence[Tensor], sampled: Tensor
+    ) -> Tensor:
+        """Compute a step: ``ids`` [tokens] enter the pools, float32 ``[sampled, vocab]`` come back.
+
+        ``keys`` and ``values`` are the pools of each layer, ``sampled`` the indices of the tokens whose logits are
+        wanted; where it is empty only the pools change.
+        """
+        config, project, eps = self.config, self._products.project, self.config.rms_eps
+        tokens, heads, kv_heads = ids.shape[0], config.heads, config.kv_heads
+        cos, sin = self._rope.tables(ragged.positions)
+        x = functional.embedding(ids, self.weights.embedding).float()
+        for index, layer in enumerate(self.weights.layers):
+            h = rms_norm(x, self._attn_norms[index], eps, self.dtype)
+            qkv = project(h, layer.qkv).view(tokens, heads + 2 * kv_heads, config.head_dim)
+            qk = rope(qkv[:, : heads + kv_heads], cos, sin)
+            store_kv(qk[:, heads:], qkv[:, heads + kv_heads :], keys[index], values[index], ragged.slots)
+            seen = paged_attention(qk[:, :heads], keys[index], values[index], ragged)
+            x += project(seen.view(tokens, -1), layer.out)
+            h = rms_norm(x, self._ffn_norms[index], eps, self.dtype)
+            x += project(silu_mul(project(h, layer.gate_up)), layer.down)
+        last = rms_norm(x.index_select(0, sampled), self._norm, eps, self.dtype)
+        return self._products.logits(last, self.weights.head)

@@ -1,0 +1,94 @@
+"""A model and its KV pool behind one call: ``step`` computes rows of tokens and samples where asked.
+
+The worker process drives it; it knows no request, no queue and no clock, and between two steps it keeps nothing but
+the pool.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from baton.engine.batch import Sampled, Sampling, StepRow
+from baton.kernels.reference import Part, padded_blocks, plan_ragged
+from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
+from baton.workers.model.weights import load_model
+from baton.workers.sampler import sample
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+KV_BYTES_DEFAULT = 1 << 30
+
+
+class Runner:
+    """One device's model. ``layout``, ``config`` and ``weights_digest`` describe it and do not change."""
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        dtype: str = "bfloat16",
+        weights: str = "bfloat16",
+        blocks: int | None = None,
+        kv_bytes: int | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        """Load the model and set up a pool of ``blocks``, or as many as ``kv_bytes`` hold (by default 1 GiB).
+
+        ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or ``float32``);
+        ``threads`` are torch's, by default one a core this process may use. Raises ``ModelFileError`` and
+        ``MemoryBudgetError``.
+        """
+        assert blocks is None or kv_bytes is None, "blocks and kv_bytes say the same thing twice"
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        self._device = torch.device(device)
+        self._model = load_model(model_path, DTYPES[dtype], DTYPES[weights], self._device)
+        self.config = self._model.config
+        self.weights_digest = self._model.weights.digest
+        if blocks is None:
+            blocks = blocks_for_bytes(self.config, DTYPES[dtype], KV_BYTES_DEFAULT if kv_bytes is None else kv_bytes)
+        self._pool = KvPool(self.config, DTYPES[dtype], blocks, self._device)
+        self.layout = self._pool.layout
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """Compute every row's tokens, write their keys and values, and sample after the rows that ask for it.
+
+        Answers follow the order of ``rows``, one for each with ``sample`` set.
+        """
+        # Decoding rows of like length first, so that they attend together.
+        ordered = sorted(rows, key=_attention_order)
+        ids = [token for row in ordered for token in row.tokens]
+        assert ids and 0 <= min(ids) and max(ids) < self.config.vocab, "token ids outside the vocabulary"
+        ends, total = {}, 0
+        for row in ordered:
+            total += len(row.tokens)
+            ends[id(row)] = total - 1
+        sampled = [row for row in rows if row.sample]
+        with torch.inference_mode():
+            parts = [Part(row.start, len(row.tokens), row.blocks) for row in ordered]
+            logits = self._model.logits(
+                torch.tensor(ids, device=self._device),
+                plan_ragged(parts, BLOCK_SIZE, self._device),
+                self._pool.keys,
+                self._pool.values,
+                torch.tensor([ends[id(row)] for row in sampled], dtype=torch.int64, device=self._device),
+            )
+            if not sampled:
+                return []
+            return sample(logits, [row.sampling for row in sampled], [row.position for row in sampled])
+
+    def warm_up(self) -> None:
+        """Run a prefill and a decode step through block 0 and wipe it, so that no request pays for first calls."""
+        sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
+        for start, count in ((0, BLOCK_SIZE - 1), (BLOCK_SIZE - 1, 1)):
+            self.step([StepRow(0, [0] * count, start, [0], True, 0, sampling)])
+        for pool in (*self._pool.keys, *self._pool.values):
+            pool[0].zero_()
+
+
+def _attention_order(row: StepRow) -> tuple[int, int]:
+    chunk = len(row.tokens) > 1
+    return (1, 0) if chunk else (0, padded_blocks(row.start + 1, BLOCK_SIZE))
