@@ -105,7 +105,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, eq. 4.
     """
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps).to(dtype)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * scale).mul_(weight).to(dtype)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

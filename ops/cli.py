@@ -70,9 +70,9 @@ def serve(file: str | None, **flags: str | None) -> None:
         fail(error, 2)
     try:
         if settings.worker == "model":
-            from baton.ops.fetch import fetch
+            from baton.ops.fetch import ensure
 
-            fetch(settings.model)
+            ensure(settings.model)
         from baton.workers.supervisor import main
 
         status = main(settings)
@@ -120,11 +120,11 @@ def pull(alias: str) -> None:
 @click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature.")
 def chat(**options: Any) -> None:  # click passes each option under its name
     """Chat with a model. Ctrl-C cancels an answer, Ctrl-D ends. Piped: one prompt in, its answer out."""
-    from baton.ops.chat import Asked, run
+    from baton.ops.chat import AnswerFailed, Asked, run
 
     try:
         sys.exit(run(Asked(**options)))
-    except Exception as error:
+    except (AnswerFailed, ValueError, OSError) as error:
         fail(error)
 
 
@@ -173,14 +173,15 @@ def top(run_directory: str | None, interval: float, once: bool) -> None:
 @click.option("--itl-slo-ms", type=click.FloatRange(0), help="Goodput: bound on each gap between deltas (p99).")
 @click.option("--tpot-slo-ms", "--tpot", type=click.FloatRange(0), help="Goodput: bound on mean time per output token.")
 @click.option("--e2e-slo-ms", type=click.FloatRange(0), help="Goodput: bound on the whole request.")
+@click.option("--api-key", metavar="KEY", help="Sent as a bearer token.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @click.option("--json", "json_path", metavar="PATH", help="Write the report as JSON ('-': to stdout, no table).")
 def bench(**options: Any) -> None:  # click passes each option under its name
     """Measure an OpenAI-compatible server at a fixed number of concurrent requests."""
-    from baton.ops.bench.command import run
+    from baton.ops.bench.command import Asked, run
 
     try:
-        sys.exit(run(**options))
+        sys.exit(run(Asked(**options)))
     except (ValueError, OSError) as error:
         fail(error)
 

@@ -7,11 +7,12 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.ops.configure import Configuration
+from baton.ops.terminal import out
 
 
 def configuration(configured: Configuration, as_json: bool, console: Console | None = None) -> None:
     """Print every setting with its source, as a table or as one JSON object by setting."""
-    console = console if console is not None else Console()
+    console = console if console is not None else out()
     values = configured.values()
     if as_json:
         document = {name: {"value": value, "source": configured.sources[name]} for name, value in values.items()}

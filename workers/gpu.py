@@ -97,7 +97,7 @@ class StepLoop:
         if self.writer is None:
             return
         while not self.writer.write(done):  # the slowest reader is behind; it does not ring back
-            await asyncio.sleep(self.process.limits.ring_full_wait_s)  # noqa: ASYNC110
+            await asyncio.sleep(self.process.limits.ring_full_wait_s)
         for bell in self.bells:
             doorbell.ring(bell)
 

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
@@ -40,6 +40,9 @@ MODULES = {
 TRACE_FLUSH_S = 0.2
 LINGER_S = 0.5
 _PR_SET_PDEATHSIG = 1
+
+
+FrameT = TypeVar("FrameT")
 
 
 class StartError(Exception):
@@ -75,6 +78,7 @@ class Process:
         self.halted = asyncio.Event()
         self.shell: Shell | None = None
         self._early: list[AnyFrame] = []
+        self._listeners: dict[type, Callable[[Any], None]] = {}
         self._flush_planned = False
         self.links = Links(launch.path, self.me, self.limits, self._deliver, self._report)
 
@@ -88,6 +92,10 @@ class Process:
             shell.feed(frame)
         self._early.clear()
         return shell
+
+    def listen(self, kind: type[FrameT], answer: Callable[[FrameT], None]) -> None:
+        """Call ``answer`` with every frame of this kind, before the core handles it."""
+        self._listeners[kind] = answer
 
     def hear(self, ring: str, answer: Callable[[], None]) -> None:
         """Call ``answer`` when the doorbell of this process at ``ring`` is rung."""
@@ -111,6 +119,9 @@ class Process:
         self.board.close()
 
     def _deliver(self, frame: AnyFrame) -> None:
+        listener = self._listeners.get(type(frame))
+        if listener is not None:
+            listener(frame)
         if self.shell is None:
             self._early.append(frame)
         else:

@@ -6,6 +6,7 @@ import msgspec
 from rich.console import Console
 
 from baton.ops.live import run_directory
+from baton.ops.terminal import out
 from baton.ops.trace.otlp_json import document
 from baton.ops.trace.story import find
 from baton.ops.trace.waterfall import waterfall
@@ -13,7 +14,7 @@ from baton.ops.trace.waterfall import waterfall
 
 def run(which: str, directory: str | None, list_steps: bool, as_json: bool, console: Console | None = None) -> None:
     """Print the request ``which`` (see ``story.find``); LookupError where there is none or no server."""
-    console = console if console is not None else Console()
+    console = console if console is not None else out()
     stories = find(run_directory(directory), which)
     if as_json:
         console.out(msgspec.json.encode(document(stories)).decode(), highlight=False)

@@ -1,0 +1,67 @@
+"""The frontend process: the doors in front of the frontend's core."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.engine.effects import Account, Begin, Deliver, Finish
+from baton.engine.frontend import FrontendCore
+from baton.frontends.doors import Doors
+from baton.frontends.doors import StartError as DoorError
+from baton.frontends.status import Gauges, Sources, Status
+from baton.frontends.stream import Reception
+from baton.ipc.clock import now_ns
+from baton.ipc.frames import Serving
+from baton.workers.process import Process, StartError
+
+STOP_GRACE_S = 1.0
+
+
+def status(word: Serving | None) -> Status:
+    """What ``/ready`` says, by the supervisor's last word."""
+    if word is None:
+        return Status(False, "starting")
+    if word.draining:
+        return Status(False, "draining")
+    return Status(True, "ready") if word.ready else Status(False, "recovering")
+
+
+async def run(process: Process) -> None:
+    """Serve until halted; then give the answers in progress a moment to leave."""
+    board, doors, word = process.board, Doors(), None
+    core = FrontendCore(process.me, board, board.slice(process.me.index), process.limits)
+
+    def feed(event: object) -> None:
+        shell.feed(event)
+
+    reception = Reception(feed, now_ns, process.card, process.limits, process.settings.trace_sample_ratio)
+
+    def heard(serving: Serving) -> None:
+        nonlocal word
+        word = serving
+        reception.card = msgspec.structs.replace(process.card, weights_digest=serving.weights_digest)
+
+    def account(effect: Account) -> None:
+        doors.observe(effect)
+        process.log.info(
+            "request",
+            request_id=effect.request_id.hex(),
+            trace_id=effect.trace[:16].hex(),
+            reason=effect.reason,
+            prompt_tokens=effect.prompt_tokens,
+            completion_tokens=effect.completion_tokens,
+            ms=round((effect.closed_ns - effect.received_ns) / 1e6, 1),
+            lives=effect.lives,
+        )
+
+    process.listen(Serving, heard)
+    perform = reception.perform
+    shell = process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
+    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()))
+    try:
+        bound = await doors.start(reception, process.settings, sources, process.launch.path)
+    except DoorError as error:
+        raise StartError(str(error)) from error
+    process.ready(bound)
+    await process.halted.wait()
+    await doors.stop(STOP_GRACE_S)
