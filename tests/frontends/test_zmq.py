@@ -215,20 +215,19 @@ async def test_a_client_finds_its_server_again(tmp_path: Path) -> None:
 async def test_a_slow_reader_is_seen_and_does_not_hold_up_others(tmp_path: Path) -> None:
     async with opened(tmp_path, Limits(mailbox_tokens_max=8, client_ping_s=0.02)) as house:
         house.engine.on_submit = admit
-        async with AsyncClient(house.places["zmq"]) as client:
-            async with client.stream(messages=HI) as slow:
-                job = await house.engine.job()
-                job.say(*"abcdefgh")
-                house.engine.on_submit = play("quick")
-                assert (await client.chat(HI)).text == "quick"
-                stream = next(iter(house.engine.core.doors.values()))
-                assert stream.taken == 0 and job.granted == 8
-                first = await anext(slow)
-                assert first.text == "abcdefgh"
-                await asyncio.wait_for(job.credit.wait(), 5)
-                assert job.granted == 16
-                job.finish()
-                assert [delta async for delta in slow] == []
+        async with AsyncClient(house.places["zmq"]) as client, client.stream(messages=HI) as slow:
+            job = await house.engine.job()
+            job.say(*"abcdefgh")
+            house.engine.on_submit = play("quick")
+            assert (await client.chat(HI)).text == "quick"
+            stream = next(iter(house.engine.core.doors.values()))
+            assert stream.taken == 0 and job.granted == 8
+            first = await anext(slow)
+            assert first.text == "abcdefgh"
+            await asyncio.wait_for(job.credit.wait(), 5)
+            assert job.granted == 16
+            job.finish()
+            assert [delta async for delta in slow] == []
         await house.engine.empty()
 
 
@@ -270,15 +269,14 @@ async def test_streams_of_a_client_are_limited(tmp_path: Path) -> None:
 
 async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
     limits = Limits(client_silence_s_max=0.1, client_ping_s=0.02)
-    async with opened(tmp_path, limits) as house:
-        async with AsyncClient(house.places["zmq"]) as client:
-            task = asyncio.create_task(client.chat(HI))
-            job = await house.engine.job()
-            assert client._connection is not None
-            client._connection._report = lambda: None  # type: ignore[method-assign]
-            with pytest.raises(NotConnected, match="too long"):
-                await task
-            await asyncio.wait_for(job.cancelled.wait(), 5)
+    async with opened(tmp_path, limits) as house, AsyncClient(house.places["zmq"]) as client:
+        task = asyncio.create_task(client.chat(HI))
+        job = await house.engine.job()
+        assert client._connection is not None
+        client._connection._report = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(NotConnected, match="too long"):
+            await task
+        await asyncio.wait_for(job.cancelled.wait(), 5)
 
 
 async def test_nonsense_ends_the_connection_only(house: House) -> None:
