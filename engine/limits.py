@@ -28,6 +28,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stalled_s_max: float = 60.0
     request_s_max: float = 3600.0
     lives_max: int = 8
+    lone_deaths_max: int = 2
     keepalive_s: float = 5.0
     # the board
     requests_per_frontend_max: int = 1024
@@ -49,6 +50,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     request_spans_max: int = 64
     # processes
     start_s_max: float = 120.0
+    watch_interval_s: float = 0.25
+    ping_interval_s: float = 1.0
+    hung_s_max: float = 10.0
+    hung_steps_max: int = 20
+    tell_s_max: float = 0.5
+    dumps_max: int = 20
     drain_s_max: float = 30.0
     stop_s_max: float = 3.0
     restarts_max: int = 5
