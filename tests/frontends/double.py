@@ -27,7 +27,6 @@ from baton.ipc.frames import (
     Role,
     Submit,
     Text,
-    Tokenized,
 )
 from baton.workers.config import Card
 
@@ -105,13 +104,12 @@ class Job:
         engine, held, out = self.engine, self._held, list[Effect]()
         assert held is not None
         ids = list(self.submit.prompt.token_ids or prompt_ids)
-        engine.feed(Tokenized(self.submit.key, ids, self.submit.params.max_tokens or 100))
         key = engine.tokenizer.give(held, Role.SCHEDULER, 0, "queued", engine.now_ns(), out)
         self._held = engine.scheduler.take(key, self.submit.trace)
         assert self._held is not None
         engine.scheduler.move(self._held, "prefilling", engine.now_ns(), out)
         self._run = key.epoch
-        engine.feed(Admitted(self.slot, self.generation, self._run))
+        engine.feed(Admitted(self.slot, self.generation, self._run, ids))
         return self
 
     def say(self, *texts: str, ids: Sequence[int] | None = None) -> Job:
@@ -257,6 +255,11 @@ def _tick(name: str) -> object:
     return Tick(name)
 
 
+def admit(job: Job) -> None:
+    """A script that only admits."""
+    job.admit()
+
+
 def play(*texts: str, reason: str = "stop", tail: str = "") -> Callable[[Job], None]:
     """A script that answers every request with these texts, one step each."""
 
@@ -272,14 +275,14 @@ def play(*texts: str, reason: str = "stop", tail: str = "") -> Callable[[Job], N
             else:
                 job.finish(reason, tail=tail)
 
-        def admit() -> None:
+        def begin() -> None:
             if not job.ended:
                 job.admit()
                 loop.call_soon(step, 0)
 
-        loop.call_soon(admit)
+        loop.call_soon(begin)
 
     return script
 
 
-__all__ = ["CARD", "Engine", "Held", "Job", "Key", "MemoryBoard", "play"]
+__all__ = ["CARD", "Engine", "Held", "Job", "Key", "MemoryBoard", "admit", "play"]
