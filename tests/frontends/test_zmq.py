@@ -20,7 +20,7 @@ from baton.frontends.client.keys import generate
 from baton.frontends.doors import StartError
 from baton.ipc.frames import Failure
 from tests.frontends.conftest import House, opened
-from tests.frontends.double import admit, play
+from tests.frontends.double import Job, admit, play
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -103,11 +103,15 @@ async def _collect(stream: Any) -> tuple[list[str], Exception | None]:
     return texts, None
 
 
+def admit_and_say(job: Job) -> None:
+    job.admit().say("x")
+
+
 @pytest.mark.parametrize("when", ["before_begin", "in_the_middle"])
 async def test_leaving_early_cancels(house: House, when: str) -> None:
     async with AsyncClient(house.places["zmq"]) as client:
         if when == "in_the_middle":
-            house.engine.on_submit = lambda job: None if job.admit().say("x") else None
+            house.engine.on_submit = admit_and_say
             async with client.stream(messages=HI) as stream:
                 async for _ in stream:
                     break
@@ -165,17 +169,18 @@ asyncio.run(main())
 @pytest.mark.parametrize("decoding", [True, False])
 async def test_a_killed_client_is_noticed_within_a_second(house: House, decoding: bool) -> None:
     command = [sys.executable, "-c", KILLED, house.places["zmq"]]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
     jobs = [await house.engine.job() for _ in range(20)]
     for job in jobs:
         job.admit()
         if decoding:
             job.say("x")
     process.send_signal(signal.SIGKILL)
-    process.wait()
     started = time.monotonic()
     await house.engine.empty()
     took_s = time.monotonic() - started
+    await process.wait()
     assert took_s < 1.0
     assert all(job.cancelled.is_set() for job in jobs)
 
@@ -215,20 +220,19 @@ async def test_a_client_finds_its_server_again(tmp_path: Path) -> None:
 async def test_a_slow_reader_is_seen_and_does_not_hold_up_others(tmp_path: Path) -> None:
     async with opened(tmp_path, Limits(mailbox_tokens_max=8, client_ping_s=0.02)) as house:
         house.engine.on_submit = admit
-        async with AsyncClient(house.places["zmq"]) as client:
-            async with client.stream(messages=HI) as slow:
-                job = await house.engine.job()
-                job.say(*"abcdefgh")
-                house.engine.on_submit = play("quick")
-                assert (await client.chat(HI)).text == "quick"
-                stream = next(iter(house.engine.core.doors.values()))
-                assert stream.taken == 0 and job.granted == 8
-                first = await anext(slow)
-                assert first.text == "abcdefgh"
-                await asyncio.wait_for(job.credit.wait(), 5)
-                assert job.granted == 16
-                job.finish()
-                assert [delta async for delta in slow] == []
+        async with AsyncClient(house.places["zmq"]) as client, client.stream(messages=HI) as slow:
+            job = await house.engine.job()
+            job.say(*"abcdefgh")
+            house.engine.on_submit = play("quick")
+            assert (await client.chat(HI)).text == "quick"
+            stream = next(iter(house.engine.core.doors.values()))
+            assert stream.taken == 0 and job.granted == 8
+            first = await anext(slow)
+            assert first.text == "abcdefgh"
+            await asyncio.wait_for(job.credit.wait(), 5)
+            assert job.granted == 16
+            job.finish()
+            assert [delta async for delta in slow] == []
         await house.engine.empty()
 
 
@@ -257,28 +261,27 @@ async def test_many_streams_of_a_client_are_kept_apart(house: House) -> None:
 
 
 async def test_streams_of_a_client_are_limited(tmp_path: Path) -> None:
-    async with opened(tmp_path, Limits(streams_per_connection_max=1)) as house:
-        async with AsyncClient(house.places["zmq"]) as client:
-            task = asyncio.create_task(client.chat(HI))
-            job = await house.engine.job()
-            with pytest.raises(RequestFailed) as refused:
-                await client.chat(HI)
-            assert (refused.value.status, refused.value.code) == (429, "too_many_streams")
-            job.admit().finish()
-            await task
+    limits = Limits(streams_per_connection_max=1)
+    async with opened(tmp_path, limits) as house, AsyncClient(house.places["zmq"]) as client:
+        task = asyncio.create_task(client.chat(HI))
+        job = await house.engine.job()
+        with pytest.raises(RequestFailed) as refused:
+            await client.chat(HI)
+        assert (refused.value.status, refused.value.code) == (429, "too_many_streams")
+        job.admit().finish()
+        await task
 
 
 async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
     limits = Limits(client_silence_s_max=0.1, client_ping_s=0.02)
-    async with opened(tmp_path, limits) as house:
-        async with AsyncClient(house.places["zmq"]) as client:
-            task = asyncio.create_task(client.chat(HI))
-            job = await house.engine.job()
-            assert client._connection is not None
-            client._connection._report = lambda: None  # type: ignore[method-assign]
-            with pytest.raises(NotConnected, match="too long"):
-                await task
-            await asyncio.wait_for(job.cancelled.wait(), 5)
+    async with opened(tmp_path, limits) as house, AsyncClient(house.places["zmq"]) as client:
+        task = asyncio.create_task(client.chat(HI))
+        job = await house.engine.job()
+        assert client._connection is not None
+        client._connection._report = lambda: None  # type: ignore[method-assign]
+        with pytest.raises(NotConnected, match="too long"):
+            await task
+        await asyncio.wait_for(job.cancelled.wait(), 5)
 
 
 async def test_nonsense_ends_the_connection_only(house: House) -> None:
