@@ -20,7 +20,7 @@ from baton.frontends.client.keys import generate
 from baton.frontends.doors import StartError
 from baton.ipc.frames import Failure
 from tests.frontends.conftest import House, opened
-from tests.frontends.double import Job, admit, play
+from tests.frontends.double import admit, admit_and_say, play
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -101,10 +101,6 @@ async def _collect(stream: Any) -> tuple[list[str], Exception | None]:
     except RequestFailed as error:
         return texts, error
     return texts, None
-
-
-def admit_and_say(job: Job) -> None:
-    job.admit().say("x")
 
 
 @pytest.mark.parametrize("when", ["before_begin", "in_the_middle"])
