@@ -1,8 +1,8 @@
 """Who computes what in the next step, and whose blocks make room: continuous batching over paged blocks.
 
 There is no prefill phase: a step is a set of (sequence, tokens to compute) within one token budget. Decodes go first,
-then chunks of running prompts, then new work, first come first served. When blocks run out the youngest sequence is
-preempted: its blocks are dropped and its tokens computed again, ahead of all later work.
+then chunks of running prompts, then new work, first come first served. When blocks or seats run out a paused sequence
+gives way, else the youngest: its blocks are dropped and its tokens computed again, ahead of all later work.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Batcher:
             if count and seq in self.running:
                 chosen.append((seq, count))
                 budget -= count
-        while budget and self.preemptions == before and len(self.running) < self.limits.running_requests_max:
+        while budget and self.preemptions == before:
             first = next((seq for seq in self.waiting if seq.has_credit), None)
-            if first is None or pool.free < pool.blocks_for(first.tokens):
+            if first is None or not self._make_way(first, now_ns, out):
                 break
             self.waiting.remove(first)
             self.running.append(first)
@@ -88,12 +88,13 @@ class Batcher:
                 self.hands.move(seq.held, "decoding" if seq.wanted == 1 else "prefilling", now_ns, out)
 
     def _make_room(self, seq: Sequence, chosen: Chosen, now_ns: int, out: list[Effect]) -> bool:
-        """Blocks for all of the sequence's tokens; the youngest give way, which may be the sequence itself (False)."""
+        """Blocks for all of its tokens; paused ones give way, then the youngest, which may be itself (False)."""
         pool = self.pool
         assert pool is not None
         missing = pool.blocks_for(seq.tokens) - len(seq.blocks)
         while pool.free < missing:
-            youngest = self.running[-1]
+            paused = self._paused()
+            youngest = paused[-1] if paused else self.running[-1]
             chosen[:] = [entry for entry in chosen if entry[0] is not youngest]
             self._preempt(youngest, now_ns, out)
             if youngest is seq:
@@ -101,6 +102,21 @@ class Batcher:
         if missing > 0:
             seq.blocks.extend(pool.allocate(missing))
         return True
+
+    def _make_way(self, seq: Sequence, now_ns: int, out: list[Effect]) -> bool:
+        """Blocks and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another."""
+        pool, paused = self.pool, self._paused()
+        assert pool is not None
+        needed, seats = pool.blocks_for(seq.tokens), self.limits.running_requests_max
+        reclaimable = sum(len(other.blocks) for other in paused)
+        if pool.free + reclaimable < needed or len(self.running) - len(paused) >= seats:
+            return False
+        while pool.free < needed or len(self.running) >= seats:
+            self._preempt(paused.pop(), now_ns, out)
+        return True
+
+    def _paused(self) -> list[Sequence]:
+        return [seq for seq in self.running if seq.held.state == "paused"]
 
     def _preempt(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
         self.running.remove(seq)

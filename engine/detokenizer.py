@@ -84,7 +84,9 @@ class DetokenizerCore:
                 key = self.hands.recall(event.key, event.trace, event.home, now_ns, out)
                 if key is not None:
                     out.append(Send(Role.FRONTEND, event.home, Returned(key, event.trace)))
-            case Life() | Halt():
+            case Life():
+                self._drain(now_ns, out)  # a worker that died between its commit and the bell rang nobody
+            case Halt():
                 pass
             case _:
                 raise AssertionError(f"no such event for a detokenizer: {event!r}")
@@ -144,7 +146,7 @@ class DetokenizerCore:
     def _push(self, leased: Leased, token: int, flags: int, logprob: float, out: list[Effect]) -> None:
         """Count one token; decode it unless the text ended before it."""
         if flags & INVALID_FLAG:
-            leased.park = leased.seen
+            leased.park = leased.seen if leased.park is None else leased.park
             return
         position = leased.seen
         leased.seen += 1
@@ -201,11 +203,11 @@ class DetokenizerCore:
             return
         if leased is not None and leased.seen < flush.length:
             return
-        length, reason, stop_reason, tail = flush.length, flush.reason, flush.stop_reason, ""
+        length, reason, stop_reason, tail, failure = flush.length, flush.reason, flush.stop_reason, "", flush.failure
         if leased is not None:
             hit = leased.state.hit
             if hit is not None and leased.park is not None and leased.park <= length:
-                length, reason, stop_reason = leased.park, "stop", hit
+                length, reason, stop_reason, failure = leased.park, "stop", hit, None
             upto = min(length - leased.sent, len(leased.ids))
             self._touched.pop(slot, None)
             if upto > 0:
@@ -214,7 +216,7 @@ class DetokenizerCore:
             del self.leases[slot]
         del self.flushing[slot]
         key = self.hands.give(held, Role.FRONTEND, flush.home.index, "closed", now_ns, out)
-        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, flush.failure)
+        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, failure, flush.prompt_ids)
         out.append(Send(Role.FRONTEND, flush.home.index, closed))
 
     def story(self, slot: int) -> str:

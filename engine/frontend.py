@@ -7,8 +7,6 @@ events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects
 
 from __future__ import annotations
 
-import msgspec
-
 from baton.engine.effects import (
     Answered,
     Begin,
@@ -46,7 +44,6 @@ from baton.ipc.frames import (
     Serving,
     Submit,
     Text,
-    Tokenized,
 )
 
 #: what a client is told when the engine itself failed
@@ -97,12 +94,11 @@ class FrontendCore:
                 self._taken(event, now_ns, out)
             case Open():
                 self._open(event, now_ns, out)
-            case Tokenized():
-                self._tokenized(event)
             case Admitted():
                 stream = self._stream(event.slot, event.generation)
-                if stream is not None and event.run > stream.submitted:
-                    self._admitted(stream, event.run, out)
+                if stream is not None and stream.finish is None and event.run > stream.submitted:
+                    self._begin(stream, event.prompt_ids, now_ns, out)
+                    self._runs(stream, event.run, out)
             case Closed():
                 self._closed(event, now_ns, out)
             case Answered():
@@ -156,12 +152,10 @@ class FrontendCore:
         stream.held, stream.submitted = None, key.epoch
         stream.granted = len(stream.delivered) + self.limits.mailbox_tokens_max
         prompt = opened.prompt
-        params = opened.params
         if stream.prompt_ids is not None:
             prompt = Prompt(token_ids=stream.prompt_ids)
-        if stream.max_tokens:
-            params = msgspec.structs.replace(params, max_tokens=stream.max_tokens)
-        submit = Submit(key, self.me, stream.trace, opened.terms, params, prompt, list(stream.delivered))
+        stream.early.clear()
+        submit = Submit(key, self.me, stream.trace, opened.terms, opened.params, prompt, list(stream.delivered))
         out.append(Send(Role.TOKENIZER, 0, submit))
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
@@ -175,18 +169,20 @@ class FrontendCore:
             stream.lives += 1
             self._submit(stream, held, now_ns, out)
 
-    def _tokenized(self, event: Tokenized) -> None:
-        stream = self._stream(event.key.slot, event.key.generation)
-        if stream is not None and event.key.epoch >= stream.submitted:
-            stream.prompt_ids, stream.max_tokens = event.prompt_ids, event.max_tokens
-
-    def _admitted(self, stream: Stream, run: int, out: list[Effect]) -> None:
-        stream.run = max(stream.run, run)
+    def _begin(self, stream: Stream, prompt_ids: list[int], now_ns: int, out: list[Effect]) -> None:
+        """The prompt's ids are known: the door may begin, and text that came before them is delivered."""
         if not stream.began:
-            stream.began = True
+            stream.began, stream.prompt_ids = True, prompt_ids
             if stream.door is not None:
-                out.append(Begin(stream.door, stream.prompt_ids or []))
-        self._grant(stream, out)
+                out.append(Begin(stream.door, prompt_ids))
+            for piece in stream.early:
+                self._text(piece, now_ns, out)
+            stream.early.clear()
+
+    def _runs(self, stream: Stream, run: int, out: list[Effect]) -> None:
+        if run > stream.run:
+            stream.run = run
+            self._grant(stream, out)
 
     # -------------------------------------------------------------------------------- text, credit, the end
 
@@ -195,14 +191,16 @@ class FrontendCore:
         if stream is None or stream.orphan or stream.finish is not None or piece.run <= stream.submitted:
             self.hands.counts["old_text"] += 1
             return
+        if not stream.began:
+            stream.early.append(piece)  # Admitted, which brings the prompt's ids, is on its way from the scheduler
+            return
         known = len(stream.delivered)
         assert piece.start <= known, f"gap: text at {piece.start}, delivered {known}"
         skip = known - piece.start
         ids = piece.token_ids[skip:] if skip else piece.token_ids
         if not ids:
             return
-        if stream.run < piece.run or not stream.began:
-            self._admitted(stream, piece.run, out)
+        self._runs(stream, piece.run, out)
         if not known:
             stream.first_token_ns = now_ns
         if stream.taken == known:
@@ -234,6 +232,10 @@ class FrontendCore:
         if stream is None or held is None:
             return
         stream.held = held
+        if event.reason == "refused":
+            stream.prompt_ids = stream.prompt_ids or event.prompt_ids
+        elif event.prompt_ids:
+            self._begin(stream, event.prompt_ids, now_ns, out)
         known = len(stream.delivered)
         assert stream.orphan or event.length == known, f"ended at {event.length}, delivered {known}"
         reason = event.reason
@@ -274,7 +276,7 @@ class FrontendCore:
         """Write the account, close the root span, free the row. The request is no more."""
         held, finish = stream.held, stream.finish
         assert held is not None and finish is not None
-        out.append(state_span(held.state, stream.trace, held.since_ns, now_ns, str(self.me), tuple(held.events), error))
+        self.hands.leave(held, now_ns, out, error)
         self.board.write(stream.slot, BoardRow(generation=stream.generation + 1))
         del self.streams[stream.slot]
         if stream.door is not None:
@@ -324,18 +326,19 @@ class FrontendCore:
         sender_reaped = not row.taken and row.from_incarnation < self.board.live(row.from_role, row.from_index)
         key = Key(stream.slot, row.generation, row.epoch)
         if row.incarnation < live:
-            self._seize(stream, row, now_ns, out)
+            dead = Address(Role(row.role), self.me.model, self.me.replica, row.index, row.incarnation)
+            self._seize(stream, row, dead, now_ns, out)
         elif row.role == self.me.role:
-            if sender_reaped and stream.held is None:
-                held = self.hands.take(key, stream.trace)
-                if held is not None:
-                    self._resubmit(stream, held, now_ns, out)
+            if sender_reaped:  # what it sent home may have died with it; if not, it will be of an old epoch
+                dead = Address(
+                    Role(row.from_role), self.me.model, self.me.replica, row.from_index, row.from_incarnation
+                )
+                self._seize(stream, row, dead, now_ns, out)
         elif sender_reaped and stream.recalled < row.epoch:
             stream.recalled = row.epoch
             out.append(Send(Role(row.role), row.index, Recall(key, self.me.index, stream.trace)))
 
-    def _seize(self, stream: Stream, row: BoardRow, now_ns: int, out: list[Effect]) -> None:
-        dead = Address(Role(row.role), self.me.model, self.me.replica, row.index, row.incarnation)
+    def _seize(self, stream: Stream, row: BoardRow, dead: Address, now_ns: int, out: list[Effect]) -> None:
         state = STATE_NAMES[row.state]
         error = f"{dead} died"
         out.append(state_span(state, stream.trace, row.since_ns, now_ns, str(dead), (), error))

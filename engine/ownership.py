@@ -72,6 +72,7 @@ class Held:
     since_ns: int
     trace: bytes
     spans: int = 0
+    span_ns: int = -1  # where the next span begins: earlier than the state, once flips have become events
     events: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -123,8 +124,9 @@ class Ownership:
         check_move(held.state, state)
         assert owner_of(state) == self.me.role, f"{state} is not ours"
         if held.spans < self.spans_max:
-            self._leave(held, now_ns, out)
+            self.leave(held, now_ns, out)
         else:
+            held.span_ns = held.since_ns if held.span_ns < 0 else held.span_ns
             held.events.append((held.state, held.since_ns))
             del held.events[: -self.spans_max]
         held.state, held.since_ns = state, now_ns
@@ -134,7 +136,7 @@ class Ownership:
         """Hand over: the row names the new owner when this returns; the frame must be the next effect for it."""
         check_move(held.state, state)
         assert owner_of(state) == to, f"{state} does not belong to {to.name}"
-        self._leave(held, now_ns, out)
+        self.leave(held, now_ns, out)
         held.epoch += 1
         held.state, held.since_ns = state, now_ns
         receiver = Address(to, self.me.model, self.me.replica, index, self.board.live(to, index))
@@ -150,9 +152,12 @@ class Ownership:
         held = Held(key.slot, key.generation, key.epoch, STATE_NAMES[row.state], row.since_ns, trace)
         return self.give(held, Role.FRONTEND, home, "received", now_ns, out)
 
-    def _leave(self, held: Held, now_ns: int, out: list[Effect]) -> None:
-        out.append(state_span(held.state, held.trace, held.since_ns, now_ns, str(self.me), tuple(held.events)))
+    def leave(self, held: Held, now_ns: int, out: list[Effect], error: str | None = None) -> None:
+        """Emit the span of the state that ends now."""
+        start_ns = held.since_ns if held.span_ns < 0 else held.span_ns
+        out.append(state_span(held.state, held.trace, start_ns, now_ns, str(self.me), tuple(held.events), error))
         held.events.clear()
+        held.span_ns = -1
         held.spans += 1
 
     def write(self, held: Held, owner: Address, taken: bool) -> None:

@@ -134,10 +134,10 @@ class SchedulerCore:
         self.batcher.waiting.append(seq)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
-        elif base and base >= seq.max_tokens:
-            self._set_end(seq, End("length", base), now_ns, out)
         elif base and event.delivered[-1] in end_ids:
             self._set_end(seq, End("stop", base), now_ns, out)
+        elif base and base >= seq.max_tokens:
+            self._set_end(seq, End("length", base), now_ns, out)
         else:
             self._admit(seq, now_ns, out)
 
@@ -151,15 +151,21 @@ class SchedulerCore:
             capacity = pool.capacity_tokens
             message = f"the request may need {asked} tokens of KV cache, this server has {capacity} in all"
             failure = Failure(400, "invalid_request_error", message, "max_tokens", "kv_cache_exceeded")
-            self._end(seq, End("refused", len(seq.output), None, failure))
+            self._refuse(seq, failure)
         elif wanted and wanted != self.weights:
             message = "the weights this request was admitted for are not served any more"
             failure = Failure(503, "server_error", message, None, "weights_changed")
-            self._end(seq, End("refused", len(seq.output), None, failure))
+            self._refuse(seq, failure)
         elif not seq.admitted:
             seq.admitted = True
             home = seq.handed.home.index
-            out.append(Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run)))
+            out.append(
+                Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run, seq.handed.prompt_ids))
+            )
+
+    def _refuse(self, seq: Sequence, failure: Failure) -> None:
+        """Refused before its first token; one whose client has begun to read ends with an error, by the usual way."""
+        self._end(seq, End("error" if seq.output else "refused", len(seq.output), None, failure))
 
     # -------------------------------------------------------------------------------- workers and peers
 
@@ -305,14 +311,21 @@ class SchedulerCore:
         home = handed.home.index
         if end.reason == "refused":
             key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
-            out.append(Send(Role.FRONTEND, home, Closed(key, held.trace, length, "refused", None, "", end.failure)))
+            out.append(
+                Send(
+                    Role.FRONTEND,
+                    home,
+                    Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids),
+                )
+            )
             return
         live = self.board.live(Role.DETOKENIZER, 0)
         if seq.output and seq.leased_to != live:
             self._lease(seq, out)
         run = seq.run
         key = self.hands.give(held, Role.DETOKENIZER, 0, "flushing", now_ns, out)
-        flush = Flush(key, handed.home, held.trace, run, seq.base, length, end.reason, end.stop_reason, end.failure)
+        why = (length, end.reason, end.stop_reason, end.failure)
+        flush = Flush(key, handed.home, held.trace, run, seq.base, *why, handed.prompt_ids)
         out.append(Send(Role.DETOKENIZER, 0, flush))
 
     # -------------------------------------------------------------------------------- planning

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.effects import Account, Finish, Open, Span
 from baton.engine.ownership import Held
+from baton.ipc.frames import Piece
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class Stream:
     submitted: int = 0
     run: int = 0
     prompt_ids: list[int] | None = None
-    max_tokens: int = 0
     delivered: list[int] = field(default_factory=list)
+    early: list[Piece] = field(default_factory=list)
     began: bool = False
     granted: int = 0
     taken: int = 0

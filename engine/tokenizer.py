@@ -23,7 +23,6 @@ from baton.ipc.frames import (
     Returned,
     Role,
     Submit,
-    Tokenized,
 )
 
 
@@ -92,8 +91,6 @@ class TokenizerCore:
             return
         max_tokens = asked if asked is not None else self.context_tokens_max - tokens
         params = msgspec.structs.replace(submit.params, max_tokens=max_tokens)
-        key, home = submit.key, submit.home.index
-        out.append(Send(Role.FRONTEND, home, Tokenized(key, event.token_ids, max_tokens)))
         key = self.hands.give(held, Role.SCHEDULER, 0, "queued", now_ns, out)
         handed = Handed(key, submit.home, submit.trace, submit.terms, params, event.token_ids, submit.delivered)
         out.append(Send(Role.SCHEDULER, 0, handed))

@@ -145,10 +145,14 @@ class Flush(Frame, frozen=True):
     reason: str
     stop_reason: str | int | None
     failure: Failure | None
+    prompt_ids: list[int]
 
 
 class Closed(Frame, frozen=True):
-    """Any owner -> frontend: the end. ``length`` output tokens count, ``tail`` is text that was held back."""
+    """Any owner -> frontend: the end. ``length`` output tokens count, ``tail`` is text that was held back.
+
+    ``prompt_ids`` are those of an admitted request: this frame may come before ``Admitted``, which takes another way.
+    """
 
     key: Key
     trace: bytes
@@ -157,6 +161,7 @@ class Closed(Frame, frozen=True):
     stop_reason: str | int | None
     tail: str
     failure: Failure | None
+    prompt_ids: list[int] = []
 
 
 class Returned(Frame, frozen=True):
@@ -169,20 +174,13 @@ class Returned(Frame, frozen=True):
 # ---------------------------------------------------------------------------------------------- leases and reports
 
 
-class Tokenized(Frame, frozen=True):
-    """Tokenizer -> frontend: the prompt's ids and the resolved parameters, for the frontend's lease."""
-
-    key: Key
-    prompt_ids: list[int]
-    max_tokens: int
-
-
 class Admitted(Frame, frozen=True):
-    """Scheduler -> frontend: the request is in; ``run`` names its tokens from now on."""
+    """Scheduler -> frontend: the request is in; ``run`` names its tokens from now on. The ids are for its lease."""
 
     slot: int
     generation: int
     run: int
+    prompt_ids: list[int]
 
 
 class Lease(Frame, frozen=True):
@@ -341,7 +339,6 @@ AnyFrame = (
     | Flush
     | Closed
     | Returned
-    | Tokenized
     | Admitted
     | Lease
     | StopFound

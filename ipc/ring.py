@@ -93,7 +93,7 @@ class RingWriter:
         """Append one frame and commit it; False if the slowest reader has left no room."""
         ring = self.ring
         need = _padded(_FRAME.size + len(payload))
-        if need > ring.capacity:
+        if 2 * need > ring.capacity:  # it and what is skipped at the ring's end must fit together
             raise ValueError(f"a frame of {len(payload)} bytes can never fit a ring of {ring.capacity}")
         if not self.room(len(payload)):
             return False

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 LOCK = "lock"
@@ -46,14 +47,15 @@ class RunDirectory:
         info = base.stat()
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
             raise OSError(f"the run directory {base} must belong to this user alone (mode 0700)")
-        sweep(base)
-        name = secrets.token_hex(6)
-        fresh = base / f".{name}"
-        fresh.mkdir(mode=0o700)
-        lock = os.open(fresh / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path = base / name
-        fresh.rename(path)
+        with _alone(base):
+            sweep(base)
+            name = secrets.token_hex(6)
+            fresh = base / f".{name}"
+            fresh.mkdir(mode=0o700)
+            lock = os.open(fresh / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path = base / name
+            fresh.rename(path)
         return cls(path, lock)
 
     def remove(self) -> None:
@@ -70,11 +72,22 @@ def live_instances(base: Path) -> list[Path]:
 
 
 def sweep(base: Path) -> list[Path]:
-    """Remove what dead servers left under the base."""
-    dead = [path for path in _instances(base) if (path / LOCK).exists() and not _locked(path)]
+    """Remove what dead servers left under the base. The caller keeps others from starting meanwhile."""
+    dead = [path for path in _instances(base) if not _locked(path)]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return dead
+
+
+@contextlib.contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    """One start at a time: a directory that is being made looks like a dead one until it is locked."""
+    gate = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(gate)
 
 
 def _instances(base: Path) -> list[Path]:

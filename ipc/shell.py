@@ -30,7 +30,10 @@ class Sender(Protocol):
 
 
 class Shell:
-    """Runs one core. Invariant: the effects of an event are carried out before the next event is handled."""
+    """Runs one core. Invariant: the effects of an event are carried out before the next event is handled.
+
+    An exception while an event is handled is ours, and ``fatal``: half-done work must not be gone on with.
+    """
 
     def __init__(
         self,
@@ -39,10 +42,12 @@ class Shell:
         emit: Callable[[Span], None],
         note: Callable[[Note], None],
         beat: Callable[[], None],
+        fatal: Callable[[BaseException], None],
         perform: dict[type, Callable[[Any], None]],
     ) -> None:
         self.core = core
         self._beat = beat
+        self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._events: deque[object] = deque()
@@ -81,6 +86,9 @@ class Shell:
                 event = self._events.popleft()
                 self._carry_out(self.core.handle(event, now_ns()))
                 self._beat()
+        except Exception as error:
+            self._fatal(error)
+            raise
         finally:
             self._busy = False
 

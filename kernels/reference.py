@@ -1,8 +1,8 @@
 """Every operation of the model in plain torch: the truth other kernels are tested against, and the fallback.
 
-The signatures are those the faster kernels keep: the tokens of all sequences of a step lie one after another in one
-ragged batch, keys and values live in a paged pool, and a ``Ragged`` says which token belongs where. Nothing here
-knows a model, a request or a file.
+The signatures are those the faster kernels keep: the tokens of all sequences of a step lie one after another
+in one ragged batch, keys and values live in a paged pool, and a ``Ragged`` says which token belongs where.
+Nothing here knows a model, a request or a file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def padded_blocks(keys: int, block_size: int) -> int:
 def plan_ragged(parts: Sequence[Part], block_size: int, device: torch.device) -> Ragged:
     """Lay out a step whose tokens follow one another in the order of ``parts``.
 
-    Neighbours with a single token and the same padded length share a group: sort by ``padded_blocks`` to get few.
+    Neighbours with a single token and the same padded length share a group: sort by ``padded_blocks`` to get
+    few.
     """
 
     def kind(numbered: tuple[int, Part]) -> tuple[int, int]:
@@ -101,7 +102,8 @@ def _prefill_group(first: int, members: list[Part], _: int, block_size: int, dev
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """``x / sqrt(mean(x², last) + eps) * weight`` over float32 ``[tokens, hidden]``, rounded once, to ``dtype``.
+    """``x / sqrt(mean(x², last) + eps) * weight`` over float32 ``[tokens, hidden]``, rounded once, to
+    ``dtype``.
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, eq. 4.
     """
@@ -135,11 +137,13 @@ def store_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor
 
 
 def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, ragged: Ragged) -> Tensor:
-    """Causal grouped-query attention of ``[tokens, heads, head_dim]`` over the pools; same shape and dtype back.
+    """Causal grouped-query attention of ``[tokens, heads, head_dim]`` over the pools; same shape and dtype
+    back.
 
-    ``softmax(q kᵀ / sqrt(head_dim)) v`` per sequence, accumulated in float32 whatever the pool holds. Keys gathered
-    in vain (a block table's padding, the unfilled rest of a block) are masked; the pool must hold finite numbers
-    there, for zero times infinity is not zero. Vaswani et al., 2017, section 3.2.1; Ainslie et al., GQA, 2023.
+    ``softmax(q kᵀ / sqrt(head_dim)) v`` per sequence, accumulated in float32 whatever the pool holds. Keys
+    gathered in vain (a block table's padding, the unfilled rest of a block) are masked; the pool must hold
+    finite numbers there, for zero times infinity is not zero. Vaswani et al., 2017, section 3.2.1; Ainslie et
+    al., GQA, 2023.
     """
     out = torch.empty_like(q)
     kv_heads, head_dim = k_pool.shape[2:]

@@ -10,17 +10,19 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any
 
 import click
 import msgspec
 
+from baton import AsyncClient
+from baton.frontends.client import BatonError
 from baton.ops.completions import DONE, Chunk, Lines, first_model
 from baton.ops.http import Exchange, Target, target
 
 Message = dict[str, str]
 Answer = Callable[[list[Message]], AsyncGenerator[str, None]]
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 FIND_MODEL_S_MAX = 10.0
 INTERRUPTED_STATUS = 130
 
@@ -49,7 +51,7 @@ def run(asked: Asked) -> int:
     """Chat until the end of input; the exit status."""
     if asked.url is not None and asked.zmq is not None:
         raise ValueError("--url and --zmq exclude each other")
-    answer = over_sdk(asked.zmq, asked) if asked.zmq is not None else over_http(target(asked.url or DEFAULT_URL), asked)
+    answer = over_http(target(asked.url), asked) if asked.url is not None else over_sdk(asked.zmq, asked)
     messages = [{"role": "system", "content": asked.system}] if asked.system is not None else []
     with asyncio.Runner() as runner:
         if not sys.stdin.isatty():
@@ -89,7 +91,7 @@ def converse(runner: asyncio.Runner, answer: Answer, messages: list[Message]) ->
             runner.run(speak(answer, [*messages, question], said))
         except KeyboardInterrupt:
             click.secho(" (cancelled)", dim=True, err=True)
-        except (AnswerFailed, OSError) as error:
+        except (AnswerFailed, BatonError, OSError) as error:
             click.secho(f"baton: {error}", fg="red", err=True)
         if said:
             messages += [question, {"role": "assistant", "content": "".join(said)}]
@@ -156,15 +158,16 @@ def read_chunk(data: bytes) -> tuple[str, bool]:
     return text, any(choice.finish_reason is not None for choice in chunk.choices)
 
 
-def over_sdk(endpoint: str, asked: Asked) -> Answer:
-    """Answers from a Baton server through the SDK. A client lives as long as one answer: between two nothing runs."""
-    options = asked.options()
+def over_sdk(address: str | None, asked: Asked) -> Answer:
+    """Answers through the SDK, from the newest server on this machine if there is no address.
+
+    A client lives as long as one answer, because between two answers no loop runs.
+    """
+    options: dict[str, Any] = asked.options()  # the SDK takes any JSON value under any name
 
     async def answer(messages: list[Message]) -> AsyncGenerator[str, None]:
-        from baton import AsyncClient
-
-        async with AsyncClient(endpoint) as client, aclosing(client.stream(messages=messages, **options)) as deltas:
-            async for delta in deltas:
+        async with AsyncClient(address) as client, client.stream(messages=messages, **options) as stream:
+            async for delta in stream:
                 yield delta.text
 
     return answer

@@ -69,12 +69,10 @@ def serve(file: str | None, **flags: str | None) -> None:
     except ConfigurationError as error:
         fail(error, 2)
     try:
-        if settings.worker == "model":
-            from baton.ops.fetch import ensure
-
-            ensure(settings.model)
+        from baton.ops.fetch import ensure
         from baton.workers.supervisor import main
 
+        ensure(settings.model)  # the scripted worker needs it as well, for its vocabulary
         status = main(settings)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -112,19 +110,20 @@ def pull(alias: str) -> None:
 
 
 @cli.command()
-@click.option("--url", help="Base URL of an HTTP server, e.g. http://127.0.0.1:8000 (the default).")
-@click.option("--zmq", help="ZeroMQ endpoint of a Baton server; the answer then comes through the SDK.")
+@click.option("--url", help="Base URL of an OpenAI-compatible server, to speak HTTP with.")
+@click.option("--zmq", help="ZeroMQ address of a Baton server; the newest one on this machine by default.")
 @click.option("--model", help="Model to ask for; the server's only one by default.")
 @click.option("--system", help="System message to begin with.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Most tokens an answer may have.")
 @click.option("--temperature", type=click.FloatRange(0), help="Sampling temperature.")
 def chat(**options: Any) -> None:  # click passes each option under its name
     """Chat with a model. Ctrl-C cancels an answer, Ctrl-D ends. Piped: one prompt in, its answer out."""
+    from baton.frontends.client import BatonError
     from baton.ops.chat import AnswerFailed, Asked, run
 
     try:
         sys.exit(run(Asked(**options)))
-    except (AnswerFailed, ValueError, OSError) as error:
+    except (AnswerFailed, BatonError, ValueError, OSError) as error:
         fail(error)
 
 

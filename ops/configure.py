@@ -24,6 +24,8 @@ from baton.workers.config import Settings, size_bytes
 
 PREFIX = "BATON_"
 FILE_VARIABLE = "BATON_CONFIG"
+#: variables that begin like a setting and are none: where the settings' file is, and which server the SDK speaks to
+OTHER_VARIABLES = (FILE_VARIABLE, "BATON_ADDRESS")
 #: settings that say the same thing in two ways: a later source's choice replaces an earlier source's
 EXCLUSIVE = ("kv_memory", "kv_blocks")
 
@@ -126,7 +128,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Given]:
     variables = {PREFIX + name.replace(".", "__").upper(): name for name in known_settings()}
     given = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue
         if text.startswith("tcp://") or variable.startswith(f"{PREFIX}SERVICE_"):
             raise ConfigurationError(
@@ -146,8 +148,11 @@ def checked(name: str, given: Given) -> object:
     wrong = ConfigurationError(f"{given.source}: {name} must be {expectation(kind)}, got {given.value!r}")
     leaf = name.removeprefix("limits.")
     struct = Settings if leaf == name else Limits
+    found = given.value
+    if isinstance(kind, msgspec.inspect.VarTupleType) and given.textual and isinstance(found, str):
+        found = [part.strip() for part in found.split(",") if part.strip()]
     try:
-        value: object = getattr(msgspec.convert({leaf: given.value}, struct, strict=not given.textual), leaf)
+        value: object = getattr(msgspec.convert({leaf: found}, struct, strict=not given.textual), leaf)
     except msgspec.ValidationError:
         raise wrong from None
     if isinstance(value, float) and not math.isfinite(value):
@@ -174,6 +179,8 @@ def expectation(kind: msgspec.inspect.Type) -> str:
             if kind.ge is not None and kind.le is not None:
                 return f"{noun} from {kind.ge} to {kind.le}"
             return noun if kind.ge is None else f"{noun} of at least {kind.ge}"
+        case msgspec.inspect.VarTupleType():
+            return "a list of texts"
         case _:
             return "a text"
 

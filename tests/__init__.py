@@ -1,0 +1,1 @@
+"""Baton's tests: they mirror the tree; ``sim`` is the simulator."""

@@ -19,7 +19,7 @@ RESERVE_BYTES = 256 << 20  # of available memory, left to everything else
 
 
 class MemoryBudgetError(Exception):
-    """The pool asked for does not fit; one line with what it needs, what there is and the largest that fits."""
+    """The pool asked for does not fit; one line: what it needs, what there is, the largest that fits."""
 
 
 class KvLayout(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class KvPool:
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
-    """Zeroed bytes; on the CPU pages the kernel zeroes when first touched, in huge pages where it has them."""
+    """Zeroed bytes; on the CPU, huge pages (where there are) that the kernel zeroes when first touched."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -84,7 +84,9 @@ def _zeros(size: int, device: torch.device) -> Tensor:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory this process may still take: the device's, or the least of the machine's and its control group's."""
+    """Memory this process may still take: the device's, or the least of the machine's and its control
+    group's.
+    """
     if device.type != "cpu":
         return torch.cuda.mem_get_info(device)[0]
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -23,6 +23,7 @@ from baton.workers.config import Settings, size_bytes
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
 
+SCRIPTED_BLOCK_TOKENS = 16
 SCRIPTED_BLOCKS = 16384
 SCRIPTED_WEIGHTS = "scripted"
 
@@ -90,13 +91,15 @@ class StepLoop:
                 done = self.core.commit(plan, rows, self.runner.step(rows))
                 await self._commit(done)
                 self.process.board.beat(*self.process.me.place)
+        except Exception as error:
+            self.process.fatal(error)
         finally:
             self._task = None
 
     async def _commit(self, done: StepDone) -> None:
         if self.writer is None:
             return
-        while not self.writer.write(done):  # the slowest reader is behind; it does not ring back
+        while not self.writer.write(done):  # noqa: ASYNC110 - the slowest reader is behind and does not ring back
             await asyncio.sleep(self.process.limits.ring_full_wait_s)
         for bell in self.bells:
             doorbell.ring(bell)
@@ -105,8 +108,8 @@ class StepLoop:
 def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner, KVLayout, str]:
     """The runner the settings ask for; everything that can be wrong with model or memory is a ``StartError``."""
     if settings.worker == "scripted":
-        layout = KVLayout(16, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
-        return ScriptedRunner(vocab), layout, SCRIPTED_WEIGHTS
+        layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
+        return ScriptedRunner(vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
     from baton.workers.runner import Runner

@@ -1,45 +1,24 @@
-"""What every child process is made of: its launch file, board, links, tracer, log and lifeline; and its entry point.
-
-``python -m baton.workers.process LAUNCH_FILE`` imports only what its role needs and runs that role until it is told to
-halt or its supervisor is gone. It decides nothing.
-"""
+"""What every child process is made of: its launch file, board, links, tracer and log. It decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import faulthandler
-import importlib
 import os
-import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
-import uvloop
+from typing import Any, NoReturn, TypeVar
 
 from baton.engine.effects import Note, Span
 from baton.ipc import doorbell
 from baton.ipc.board import Board
-from baton.ipc.frames import Address, AnyFrame, Halt, Ready, Role, StartFailed
+from baton.ipc.frames import Address, AnyFrame, Halt, Ready, Role
 from baton.ipc.log import make_log
 from baton.ipc.shell import Core, Shell
 from baton.ipc.tracing import Tracer
 from baton.ipc.zmq_link import Links
 from baton.workers.config import Launch
 
-MODULES = {
-    Role.FRONTEND: "baton.frontends.process",
-    Role.TOKENIZER: "baton.workers.tokenizer",
-    Role.SCHEDULER: "baton.workers.scheduler",
-    Role.WORKER: "baton.workers.gpu",
-    Role.DETOKENIZER: "baton.workers.detokenizer",
-}
 TRACE_FLUSH_S = 0.2
 LINGER_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 FrameT = TypeVar("FrameT")
@@ -85,7 +64,11 @@ class Process:
     def run_core(self, core: Core, perform: dict[type, Callable[[Any], None]]) -> Shell:
         """Put a core behind a shell and let it begin; frames that came early are handled now."""
         role, index = self.me.place
-        shell = Shell(core, self.links, self._emit, self._note, lambda: self.board.beat(role, index), perform)
+
+        def beat() -> None:
+            self.board.beat(role, index)
+
+        shell = Shell(core, self.links, self._emit, self._note, beat, self.fatal, perform)
         shell.start()
         self.shell = shell
         for frame in self._early:
@@ -118,6 +101,19 @@ class Process:
         self.links.close(LINGER_S)
         self.board.close()
 
+    def fatal(self, error: BaseException) -> NoReturn:
+        """An error of ours: say so and die at once, to be restarted; what is held is taken over by the rules."""
+        self.log.error("fatal", error=repr(error), exc_info=error)
+        self.tracer.flush()
+        os._exit(1)
+
+    def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler. A failing task of a door or a broken connection is one client's trouble."""
+        error = context.get("exception")
+        if isinstance(error, BaseException) and not context.keys() & {"task", "future", "transport", "protocol"}:
+            self.fatal(error)
+        self.log.error("task_failed", detail=str(context.get("message")), exc_info=error)
+
     def _deliver(self, frame: AnyFrame) -> None:
         listener = self._listeners.get(type(frame))
         if listener is not None:
@@ -144,46 +140,3 @@ class Process:
 
     def _report(self, event: str, detail: str) -> None:
         self.log.warning(event, detail=detail)
-
-
-async def _run(launch: Launch) -> int:
-    process = Process(launch)
-    loop = asyncio.get_running_loop()
-    loop.add_reader(launch.lifeline, _orphaned)
-    failures: list[BaseException] = []
-
-    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        process.log.error("fatal", detail=str(context.get("message")), error=repr(error), exc_info=error)
-        failures.append(error or RuntimeError(str(context.get("message"))))
-        process.halted.set()
-
-    loop.set_exception_handler(failed)
-    try:
-        role = importlib.import_module(MODULES[process.me.role])
-        await role.run(process)
-    except StartError as error:
-        process.links.send(Role.SUPERVISOR, 0, StartFailed(process.me, str(error)))
-        process.close()
-        return 3
-    if failures:
-        os._exit(1)  # an error of ours: die at once and be restarted; what is held is taken over by the rules
-    process.close()
-    return 0
-
-
-def _orphaned() -> None:
-    os._exit(4)
-
-
-def main(argv: list[str]) -> int:
-    """Run the process that the launch file describes; the exit status is 0 after a halt."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
-    launch = msgspec.json.decode(Path(argv[0]).read_bytes(), type=Launch)
-    return uvloop.run(_run(launch))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

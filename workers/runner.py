@@ -1,7 +1,7 @@
 """A model and its KV pool behind one call: ``step`` computes rows of tokens and samples where asked.
 
-The worker process drives it; it knows no request, no queue and no clock, and between two steps it keeps nothing but
-the pool.
+The worker process drives it; it knows no request, no queue and no clock, and between two steps it keeps
+nothing but the pool.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Runner:
     ) -> None:
         """Load the model and set up a pool of ``blocks``, or as many as ``kv_bytes`` hold (by default 1 GiB).
 
-        ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or ``float32``);
-        ``threads`` are torch's, by default one a core this process may use. Raises ``ModelFileError`` and
-        ``MemoryBudgetError``.
+        ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or
+        ``float32``); ``threads`` are torch's, by default one a core this process may use. Raises
+        ``ModelFileError`` and ``MemoryBudgetError``.
         """
         assert blocks is None or kv_bytes is None, "blocks and kv_bytes say the same thing twice"
         _keep_freed_memory()
@@ -83,7 +83,9 @@ class Runner:
             return sample(logits, [row.sampling for row in sampled], [row.position for row in sampled])
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step through block 0 and wipe it, so that no request pays for first calls."""
+        """Run a prefill and a decode step through block 0 and wipe it, so that no request pays for first
+        calls.
+        """
         sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
         for start, count in ((0, BLOCK_SIZE - 1), (BLOCK_SIZE - 1, 1)):
             self.step([StepRow(0, [0] * count, start, [0], True, 0, sampling)])
@@ -92,10 +94,12 @@ class Runner:
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep large freed blocks for the next layer instead of giving them back to the kernel.
+    """Have the C library keep large freed blocks for the next layer instead of giving them back to the
+    kernel.
 
-    A step frees and takes the same megabytes in every layer; with glibc's defaults each time faults in fresh pages,
-    which was 40 % of a step of 32 rows and 30 % of a prefill of 512 tokens. Process-wide, like torch's threads.
+    A step frees and takes the same megabytes in every layer; with glibc's defaults each time faults in fresh
+    pages, which was 40 % of a step of 32 rows and 30 % of a prefill of 512 tokens. Process-wide, like torch's
+    threads.
     """
     m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
     libc = ctypes.CDLL(None)

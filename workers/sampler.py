@@ -1,7 +1,8 @@
 """Choosing tokens from logits, all rows of a step at once and each as if it were alone.
 
-A row's choice is a function of its logits, its ``Sampling`` and its output position: sums run along a row in one
-order, cuts are by value and so do not depend on how ties are sorted, and the random number is counted, not drawn.
+A row's choice is a function of its logits, its ``Sampling`` and its output position: sums run along a row in
+one order, cuts are by value and so do not depend on how ties are sorted, and the random number is counted,
+not drawn.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ CANDIDATES = 512  # sorted first when looking for the nucleus; rows whose nucleu
 
 
 def sample(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Sampled]:
-    """Choose one token for each row of float32 ``[rows, vocab]``; ``positions`` are the rows' output positions.
+    """Choose one token for each row of float32 ``[rows, vocab]``; ``positions`` are the rows' output
+    positions.
 
-    The log-probability is that of the chosen token under the raw logits. A row with non-finite logits answers token
-    0, log-probability 0 and INVALID_FLAG, and does not touch the others.
+    The log-probability is that of the chosen token under the raw logits. A row with non-finite logits answers
+    token 0, log-probability 0 and INVALID_FLAG, and does not touch the others.
     """
     peaks, tokens = logits.max(-1)
     # A row's sum is finite exactly when all of it is, short of logits near the end of float32's range.
@@ -86,7 +88,8 @@ _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def philox4x32(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Philox4x32-10 of uint32 values held in uint64: counters ``[rows, 4]``, keys ``[rows, 2]`` -> ``[rows, 4]``.
+    """Philox4x32-10 of uint32 values held in uint64: counters ``[rows, 4]``, keys ``[rows, 2]`` -> ``[rows,
+    4]``.
 
     Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3, 2011, section 3.3.
     """

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
@@ -122,7 +123,7 @@ class Supervisor:
             index=child.index,
             incarnation=child.incarnation,
             directory=str(self.directory.path),
-            settings=self.settings,
+            settings=self._settings_for(child),
             card=self.card,
             doorbells=self.bells,
             lifeline=self.lifeline,
@@ -133,7 +134,7 @@ class Supervisor:
         child.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "baton.workers.process",
+            "baton.workers.child",
             str(file),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -142,6 +143,11 @@ class Supervisor:
         )
         self.board.set_pid(child.role, child.index, child.process.pid)
         self._task(self._watch(child, child.process))
+
+    def _settings_for(self, child: Child) -> Settings:
+        """The settings; a frontend that comes back takes the port its predecessor was given."""
+        port = urlsplit(child.detail.get("http", "")).port
+        return self.settings if port is None else msgspec.structs.replace(self.settings, port=port)
 
     async def _watch(self, child: Child, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of a process; it is reaped when this goes on."""
@@ -307,7 +313,7 @@ def doors(supervisor: Supervisor) -> list[str]:
     """One line a door, each with a command to paste."""
     detail = supervisor.children[(Role.FRONTEND, 0)].detail
     model = supervisor.card.name
-    http, socket, zmq = detail["http"], detail["websocket"], detail["zmq"]
+    http, socket, zmq = detail["http"], detail.get("websocket", "ws://x"), detail.get("zmq", "ipc://x")
     chat = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Tell me a story."}}]}}'
     create = f'{{"type":"response.create","stream_id":"a","model":"{model}","input":"Tell me a story."}}'
     python = (

@@ -27,7 +27,6 @@ from baton.ipc.frames import (
     Role,
     Submit,
     Text,
-    Tokenized,
 )
 from baton.workers.config import Card
 
@@ -105,13 +104,12 @@ class Job:
         engine, held, out = self.engine, self._held, list[Effect]()
         assert held is not None
         ids = list(self.submit.prompt.token_ids or prompt_ids)
-        engine.feed(Tokenized(self.submit.key, ids, self.submit.params.max_tokens or 100))
         key = engine.tokenizer.give(held, Role.SCHEDULER, 0, "queued", engine.now_ns(), out)
         self._held = engine.scheduler.take(key, self.submit.trace)
         assert self._held is not None
         engine.scheduler.move(self._held, "prefilling", engine.now_ns(), out)
         self._run = key.epoch
-        engine.feed(Admitted(self.slot, self.generation, self._run))
+        engine.feed(Admitted(self.slot, self.generation, self._run, ids))
         return self
 
     def say(self, *texts: str, ids: Sequence[int] | None = None) -> Job:

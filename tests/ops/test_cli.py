@@ -33,6 +33,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     supervisor.main = main  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "baton.workers.supervisor", supervisor)
+    monkeypatch.setattr("baton.ops.fetch.ensure", lambda model: None)
     return told
 
 

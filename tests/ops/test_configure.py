@@ -33,7 +33,7 @@ def test_with_nothing_given_the_defaults_are_in_force() -> None:
 
 def test_later_sources_win_and_each_value_remembers_its_source(tmp_path: Path) -> None:
     file = write(tmp_path / "b.toml", 'port = 1\nhost = "::"\nthreads = 3\n[limits]\ndrain_s_max = 5\n')
-    environment = {"BATON_PORT": "2", "BATON_THREADS": "4", "BATON_LIMITS__RESTARTS_MAX": "9", "HOME": "/"}
+    environment = {"BATON_PORT": "2", "BATON_THREADS": "4", "BATON_LIMITS__RESTARTS_MAX": "9"}
     configured = configure({"port": "3"}, environment, file)
     settings, sources = configured.settings, configured.sources
     assert (settings.port, settings.threads, settings.host) == (3, 4, "::")
@@ -58,7 +58,15 @@ def test_every_setting_can_be_set_from_the_environment(name: str) -> None:
     variable = "BATON_" + name.replace(".", "__").upper()
     configured = configure({}, {variable: text})
     assert configured.sources[name] == variable
-    assert str(configured.values()[name]) in (text, "1.0")
+    assert str(configured.values()[name]) in (text, "1.0", "('1',)")
+
+
+def test_a_list_is_separated_by_commas_outside_a_file(tmp_path: Path) -> None:
+    expected = ("http://a", "http://b")
+    assert configure({}, {"BATON_ORIGINS": "http://a, http://b"}).settings.origins == expected
+    file = write(tmp_path / "b.toml", 'origins = ["http://a", "http://b"]')
+    assert configure({}, {}, file).settings.origins == expected
+    assert "must be a list of texts" in refused(file=write(tmp_path / "t.toml", 'origins = "http://a"'))
 
 
 def test_unknown_keys_are_errors_that_name_the_source_and_suggest(tmp_path: Path) -> None:
@@ -69,6 +77,10 @@ def test_unknown_keys_are_errors_that_name_the_source_and_suggest(tmp_path: Path
     message = refused(environment={"BATON_THREDS": "2"})
     assert message == "unknown setting BATON_THREDS in the environment; did you mean 'BATON_THREADS'?"
     assert "did you mean" not in refused(environment={"BATON_ZZZZZZ": "2"})
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    assert configure({}, {"BATON_ADDRESS": "tcp://h:1", "HOME": "/", "BATONS": "2"}).settings == Settings()
 
 
 def test_kubernetes_service_links_are_explained() -> None:

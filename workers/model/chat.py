@@ -1,7 +1,7 @@
 """Rendering chat messages with the template a model file carries, in a sandbox and within bounds.
 
-The template is a program from a model file: it runs in Jinja's immutable sandbox, sees the messages and nothing else,
-and stops at a length. Knows no tokenizer and no HTTP.
+The template is a program from a model file: it runs in Jinja's immutable sandbox, sees the messages and
+nothing else, and stops at a length. Knows no tokenizer and no HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class ChatTemplateError(Exception):
 
 
 class ChatTemplate:
-    """A compiled template; rendering depends on nothing but its arguments and, where it asks for it, the date."""
+    """A compiled template; rendering depends on nothing but its arguments and, where it asks for it, the
+    date.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt for ``messages``; ``variables`` are further names the template may use, such as ``tools``.
+        """The prompt for ``messages``; ``variables`` are further names the template may use, such as
+        ``tools``.
 
         Raises ``ChatTemplateError`` where the template refuses the messages, fails, or writes too much.
         """

@@ -10,6 +10,29 @@ import msgspec
 from baton.workers.model.gguf import Header, ModelFileError
 
 ARCHITECTURES = ("llama",)
+# Whatever else a family's metadata says (a sliding window, a logit scale) would change what is computed.
+_UNDERSTOOD = frozenset(
+    (
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "expert_count",
+        "expert_used_count",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "vocab_size",
+    )
+)
 
 
 class RopeScaling(msgspec.Struct, frozen=True):
@@ -42,7 +65,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def read_config(header: Header) -> ModelConfig:
-    """Read the configuration from a header; raises ``ModelFileError`` naming what is missing, wrong or unsupported."""
+    """Read the configuration from a header; raises ``ModelFileError`` naming what is missing, wrong or
+    unsupported.
+    """
     architecture = header.text("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelFileError(
@@ -56,6 +81,10 @@ def read_config(header: Header) -> ModelConfig:
             raise ModelFileError(header.path, f"metadata {key} is {value}, not within 1 and {most}")
         return value
 
+    for key in header.values:
+        family, _, name = key.partition(".")
+        if family == architecture and name not in _UNDERSTOOD:
+            raise ModelFileError(header.path, f"metadata {key} is not supported")
     if header.integer(f"{architecture}.expert_count", 0):
         raise ModelFileError(header.path, "mixtures of experts are not supported")
     embedding = header.tensors.get("token_embd.weight")

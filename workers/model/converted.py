@@ -1,8 +1,9 @@
 """The converted-weights file: tensors as the model wants them, mapped instead of read at the next start.
 
-Layout: the tensors, each at a multiple of 64 bytes; a msgpack ``ConvertedHeader``; a trailer of the header's length,
-its SHA-256 and a magic. The header stands last so that a file is written in one pass, and holds a digest of the
-tensors, so a file that was cut, padded or damaged anywhere is known for what it is. Knows no GGUF.
+Layout: the tensors, each at a multiple of 64 bytes; a msgpack ``ConvertedHeader``; a trailer of the header's
+length, its SHA-256 and a magic. The header stands last so that a file is written in one pass, and holds a
+digest of the tensors, so a file that was cut, padded or damaged anywhere is known for what it is. Knows no
+GGUF.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class ConvertedHeader(msgspec.Struct, frozen=True):
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """A mapped file: its tensors are views of the mapping, ``digest`` that of its header (and so of all of it)."""
+    """A mapped file: its tensors are views of the mapping, ``digest`` that of its header (and so of all of
+    it).
+    """
 
     config: ModelConfig
     tensors: dict[str, Tensor]
@@ -58,7 +61,9 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write a converted file and rename it into place; raises OSError and leaves nothing behind where it fails."""
+    """Write a converted file and rename it into place; raises OSError and leaves nothing behind where it
+    fails.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".converting-")
     try:
@@ -68,7 +73,7 @@ def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str
                 file.write(bytes(-file.tell() % _ALIGNMENT))
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 places.append(Place(name, dtype, tuple(tensor.shape), file.tell()))
-                file.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+                file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
             file.flush()
             size = file.tell()
             digest = _data_digest(torch.from_file(temporary, shared=False, size=size, dtype=torch.uint8))
@@ -122,5 +127,5 @@ def _view(data: Tensor, place: Place) -> Tensor:
 def _data_digest(data: Tensor) -> str:
     """SHA-256 of the SHA-256s of pieces: hashlib lets go of the interpreter, so all cores take part."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        pieces = pool.map(lambda piece: hashlib.sha256(memoryview(piece.numpy())).digest(), data.split(_PIECE_BYTES))
+        pieces = pool.map(lambda piece: hashlib.sha256(piece.numpy().data).digest(), torch.split(data, _PIECE_BYTES))
         return hashlib.sha256(b"".join(pieces)).hexdigest()

@@ -1,8 +1,9 @@
-"""Reading a GGUF file's header: the metadata and the table of tensors, every count checked against the file's length.
+"""Reading a GGUF file's header: the metadata and the table of tensors, every count checked against the file's
+length.
 
-It reads no tensor and imports neither torch nor numpy, so the tokenizer and detokenizer start quickly. Whatever is
-wrong with a file, the answer is one ``ModelFileError``; no number in the file makes it allocate more than the file
-itself holds. The format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+It reads no tensor and imports neither torch nor numpy, so the tokenizer and detokenizer start quickly.
+Whatever is wrong with a file, the answer is one ``ModelFileError``; no number in the file makes it allocate
+more than the file itself holds. The format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NoReturn, TypeAlias
 HEADER_BYTES_MAX = 256 << 20
 ITEMS_MAX = 1 << 22  # of one array, of the metadata, of the tensor table
 DIMENSIONS_MAX = 4
+FAULT_CHARACTERS_MAX = 400
 
 Value: TypeAlias = "int | float | bool | str | list[str] | array[int] | array[float]"
 
@@ -30,12 +32,15 @@ class ModelFileError(Exception):
     """A model file that cannot be used; one line that names the file and the fault."""
 
     def __init__(self, path: Path, fault: str) -> None:
-        super().__init__(f"{path}: {fault}")
+        line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in fault)
+        super().__init__(f"{path}: {line[:FAULT_CHARACTERS_MAX]}")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor as the header describes it; ``shape`` is row-major (slowest first), ``offset`` from the data's start."""
+    """A tensor as the header describes it; ``shape`` is row-major (slowest first), ``offset`` from the data's
+    start.
+    """
 
     shape: tuple[int, ...]
     kind: int  # ggml's number of the storage type
@@ -44,7 +49,9 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the tensors' data. The getters raise ``ModelFileError`` for a missing or ill-typed value."""
+    """What stands before the tensors' data. The getters raise ``ModelFileError`` for a missing or ill-typed
+    value.
+    """
 
     path: Path
     values: dict[str, Value]
@@ -202,7 +209,9 @@ class _Cursor:
         return numbers
 
     def strings(self, count: int) -> list[str]:
-        """Vocabularies have a hundred thousand strings, so this is ``string`` once more with its calls unrolled."""
+        """Vocabularies have a hundred thousand strings, so this is ``string`` once more with its calls
+        unrolled.
+        """
         data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
         out = []
         try:

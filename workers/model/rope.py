@@ -1,7 +1,7 @@
 """The angles of rotary position embeddings, with the ways of stretching them to longer contexts.
 
-Sources: Su et al., RoFormer, 2021; Chen et al., Position Interpolation, 2023 (linear); Peng et al., YaRN, 2023,
-sections 3.2 to 3.4; frequency factors as GGUF files of Llama 3.1 carry them in ``rope_freqs.weight``.
+Sources: Su et al., RoFormer, 2021; Chen et al., Position Interpolation, 2023 (linear); Peng et al., YaRN,
+2023, sections 3.2 to 3.4; frequency factors as GGUF files of Llama 3.1 carry them in ``rope_freqs.weight``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ class Rope:
         self.frequencies = self.frequencies.to(device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, float32 ``[tokens, head_dim]``: the angles twice, the first half of the sine negated."""
+        """Cosine and sine, float32 ``[tokens, head_dim]``: the angles twice, the first half of the sine
+        negated.
+        """
         angles = positions[:, None] * self.frequencies
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
         return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
 
 
 def frequencies(config: ModelConfig, factors: Tensor | None) -> tuple[Tensor, float]:
-    """Radians a position, float32 ``[head_dim / 2]``, and the scale of cosine and sine (1 except for YaRN)."""
+    """Radians a position, float32 ``[head_dim / 2]``, and the scale of both tables (1 but for YaRN)."""
     scaling, half = config.rope_scaling, config.head_dim // 2
     plain = 1.0 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)
     if scaling.kind == "linear":
@@ -45,7 +47,7 @@ def frequencies(config: ModelConfig, factors: Tensor | None) -> tuple[Tensor, fl
 
 
 def _yarn(plain: Tensor, config: ModelConfig) -> Tensor:
-    """Fast dimensions keep their frequency, slow ones are interpolated, those between are blended linearly."""
+    """Fast dimensions keep their frequency, slow ones are interpolated, those between blended."""
     scaling, half = config.rope_scaling, config.head_dim // 2
 
     def dimension(rotations: float) -> float:

@@ -1,19 +1,21 @@
 """The vocabulary a GGUF file carries: bytes of every token, special ids, the chat template, and an encoder.
 
-Reading it imports neither torch nor ``tokenizers``, for the detokenizer needs only the table of bytes; ``tokenizers``
-is imported where the encoder is built, in the tokenizer process. Byte-level BPE is supported, with the
-pre-tokenizers of ``_PRE_TOKENIZERS``; anything else is refused by name rather than tokenised almost right.
+Reading it imports neither torch nor ``tokenizers``, for the detokenizer needs only the table of bytes;
+``tokenizers`` is imported where the encoder is built, in the tokenizer process. Byte-level BPE is supported,
+with the pre-tokenizers of ``_PRE_TOKENIZERS``; anything else is refused by name rather than tokenised almost
+right.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.workers.model.gguf import Header, ModelFileError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
@@ -35,9 +37,11 @@ _PRE_TOKENIZERS = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What the ids of a model stand for; ``pieces[i]`` are the bytes of id ``i``, a special token's its own text."""
+    """What the ids of a model stand for; ``pieces[i]`` are the bytes of id ``i``, a special token's its own
+    text.
+    """
 
-    pieces: list[bytes]
+    pieces: list[bytes] = field(repr=False)
     special: frozenset[int]  # control tokens: structure, not text
     bos_id: int | None
     eos_id: int | None
@@ -50,7 +54,9 @@ class Vocabulary:
 
 
 def read_vocabulary(header: Header) -> Vocabulary:
-    """Read the vocabulary of a model file; raises ``ModelFileError`` where it is missing, torn or unsupported."""
+    """Read the vocabulary of a model file; raises ``ModelFileError`` where it is missing, torn or
+    unsupported.
+    """
     tokens, types = _tokens(header)
     alphabet = {ord(char): byte for byte, char in enumerate(byte_alphabet())}
     pieces = []
@@ -75,8 +81,13 @@ def read_vocabulary(header: Header) -> Vocabulary:
 
 
 def build_encoder(header: Header) -> Tokenizer:
-    """The encoder of a model file. Its ``encode`` puts the bos id in front where the model wants it so."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    """The encoder of a model file. Its ``encode`` puts the bos id in front where the model wants it so.
+
+    Bytes without a token (in SmolLM2's vocabulary six control characters and bytes that are rare or
+    impossible in UTF-8) are dropped; ``tokenizers`` knows nothing better for a model without an unknown
+    token.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
     tokens, types = _tokens(header)
     split = _pre_tokenizer(header)
@@ -88,18 +99,7 @@ def build_encoder(header: Header) -> Tokenizer:
             raise ModelFileError(header.path, f"merge {line[:40]!r} is not of two tokens into a third")
         merges.append((left, right))
     encoder = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=split == "llama3"))
-    encoder.pre_tokenizer = {
-        "gpt2": lambda: pre_tokenizers.ByteLevel(add_prefix_space=False),
-        "digits": lambda: pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        ),
-        "llama3": lambda: pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        ),
-    }[split]()
+    encoder.pre_tokenizer = _splitter(split)
     encoder.decoder = decoders.ByteLevel()
     added = {_UNKNOWN: True, _CONTROL: True, _USER_DEFINED: False}
     encoder.add_tokens(
@@ -114,6 +114,18 @@ def build_encoder(header: Header) -> Tokenizer:
         bos = tokens[known.bos_id]
         encoder.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, known.bos_id)])
     return encoder
+
+
+def _splitter(kind: str) -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    if kind == "gpt2":
+        return ByteLevel(add_prefix_space=False)
+    if kind == "digits":
+        return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    split = Split(Regex(_LLAMA3_SPLIT), behavior="isolated")
+    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def byte_alphabet() -> str:

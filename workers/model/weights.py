@@ -21,11 +21,13 @@ from baton.workers.model.paths import cache_directory
 
 
 def load_model(path: Path, compute_dtype: torch.dtype, weights_dtype: torch.dtype, device: torch.device) -> Llama:
-    """Load a GGUF model whose weights are rounded to and held in ``weights_dtype``, computing in ``compute_dtype``.
+    """Load a GGUF model whose weights are rounded to and held in ``weights_dtype``, computing in
+    ``compute_dtype``.
 
-    The first load converts (seconds) and leaves a file in the user's cache directory; later loads map that file after
-    checking its digest. With float32 computation over bfloat16 weights all activations, keys, values, sums and logits
-    are float32; the price is widening the weights again every step (see ``layers.Products``).
+    The first load converts (seconds) and leaves a file in the user's cache directory; later loads map that
+    file after checking its digest. With float32 computation over bfloat16 weights all activations, keys,
+    values, sums and logits are float32; the price is widening the weights again every step (see
+    ``layers.Products``).
     """
     cached = _cache_path(path, weights_dtype)
     converted = map_converted(cached)
@@ -94,7 +96,7 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _check_tensors(header: Header, config: ModelConfig) -> None:
-    """Hold the table of tensors against the configuration and the file's length before anything is allocated."""
+    """Hold the table of tensors against the configuration and the file's length before allocating."""
     expected = _shapes(config)
     for name in header.tensors:
         if name not in expected:
@@ -125,7 +127,9 @@ def _stored_bytes(path: Path, name: str, entry: TensorEntry) -> int:
 
 
 def _convert(header: Header, config: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of ``LlamaWeights`` by name, one at a time, so that only the largest is ever held in float32."""
+    """The tensors of ``LlamaWeights`` by name, one at a time, so that only the largest is ever held in
+    float32.
+    """
     read = _Reader(header)
 
     def matrix(*parts: Tensor) -> Tensor:

@@ -1,0 +1,210 @@
+"""What must be true of every history; judged from outside, from the script's own answers.
+
+Owners, deliveries, ends, accounts, spans, blocks and left-overs. Whatever is wrong raises ``Broken``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from baton.engine.batch import StepRow
+from baton.engine.detokenizer import DetokenizerCore
+from baton.engine.effects import Account, Deliver, Finish, Plan, Span
+from baton.engine.frontend import FrontendCore
+from baton.engine.scheduler import SchedulerCore
+from baton.engine.states import STATES
+from baton.engine.tokenizer import TokenizerCore
+from baton.ipc.frames import Role
+from tests.sim.script import whole
+
+if TYPE_CHECKING:
+    from tests.sim.clients import Client
+    from tests.sim.world import Process, World
+
+OWNERS_EVERY_EVENTS = 6
+CANCELS = ("cancelled", "timeout", "slow_consumer")
+
+
+class Broken(Exception):
+    """An oracle objects."""
+
+
+class Oracles:
+    """The judges of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.accounts: dict[bytes, Account] = {}
+        self.spans: defaultdict[bytes, list[Span]] = defaultdict(list)
+        self.roots: defaultdict[bytes, int] = defaultdict(int)
+        self.steps = 0
+
+    def check(self, good: bool, what: str) -> None:
+        """Object unless ``good``."""
+        if not good:
+            raise Broken(what)
+
+    # -------------------------------------------------------------------------------- while it runs
+
+    def after(self, process: Process) -> None:
+        """One owner: every record any live process holds is the one the board names."""
+        if isinstance(process.core, SchedulerCore):
+            self._busy(process.core)
+        if self.world.events % OWNERS_EVERY_EVENTS:
+            return
+        for place, other in self.world.live.items():
+            if place[0] != Role.WORKER:
+                for held in _held(other.core):
+                    row = self.world.board.row(held.slot)
+                    named = (row.generation, row.epoch, row.role, row.index, row.incarnation, row.taken)
+                    mine = (held.generation, held.epoch, *place, other.incarnation, True)
+                    self.check(named == mine, f"{place} holds slot {held.slot} as {mine}, the board says {named}")
+
+    def _busy(self, core: SchedulerCore) -> None:
+        """While a worker is there, a request with room at its client is in a step, or another one is."""
+        if core.flight is None and core.batcher.pool is not None:
+            able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
+            self.check(not able, f"slots {able} could run and nothing does")
+
+    def step(self, plan: Plan, rows: list[StepRow]) -> None:
+        """A step in flight: none of its blocks may be free or somebody else's meanwhile."""
+        self.steps += 1
+        table: dict[int, int] = {}
+        for row in rows:
+            for block in row.blocks:
+                self.check(table.setdefault(block, row.slot) == row.slot, f"block {block} has two slots")
+        scheduler = self.world.live.get((Role.SCHEDULER, 0))
+        core: SchedulerCore | None = scheduler.core if scheduler is not None else None  # type: ignore[assignment]
+        if core is not None and core.flight is not None and core.flight.step == plan.step:
+            pool = core.batcher.pool
+            assert pool is not None
+            self.check(all(pool._held[block] for block in table), "a block was freed while a step names it")
+
+    def delivered(self, client: Client, effect: Deliver) -> None:
+        """What was delivered so far is the beginning of the true answer."""
+        known = len(client.ids)
+        answer = client.answer
+        self.check(client.ids == answer.ids[:known], f"{client} got {client.ids}, the truth is {answer.ids}")
+        self.check(len(effect.token_ids) == len(effect.texts), f"{client}: one text a token")
+        self.check(answer.text.startswith("".join(client.texts)), f"{client} got {client.texts} of {answer.text!r}")
+        wanted = len(effect.token_ids) if client.wish.params.logprobs else 0
+        self.check(len(effect.logprobs) == wanted, f"{client} got {len(effect.logprobs)} of {wanted} logprobs")
+
+    def finished(self, client: Client, finish: Finish) -> None:
+        """The end is true: reason, stop string, text and numbers."""
+        answer, reason = client.answer, finish.reason
+        text = "".join(client.texts) + finish.tail
+        told = f"{client} ended with {finish}, the truth is {answer}"
+        self.check(finish.completion_tokens == len(client.ids), f"{told}: {len(client.ids)} tokens came")
+        if reason == "refused" and not client.room:
+            self.check(finish.failure is not None and finish.failure.status == 429, told)
+            return
+        if reason in CANCELS:
+            self._cancelled(client, finish)
+            skip = client.wish.params.skip_special_tokens
+            self.check(text in (answer.text, whole(client.ids, skip)) or answer.text.startswith(text), told)
+        else:
+            self.check(reason == answer.reason and finish.stop_reason == answer.stop_reason, told)
+            self.check(client.ids == answer.ids and text == answer.text, f"{told}, the text {text!r}")
+        if reason == "refused" or (reason in CANCELS and client.began is None):
+            self.check(finish.prompt_tokens in (0, len(client.wish.prompt_ids)), told)
+        else:
+            self.check(finish.prompt_tokens == len(client.wish.prompt_ids), told)
+        self.check((finish.failure is not None) == (reason in ("refused", "error")), told)
+
+    def _cancelled(self, client: Client, finish: Finish) -> None:
+        allowed = {client.cancelled}
+        if client.deadline_ns and self.world.now >= client.deadline_ns:
+            allowed.add("timeout")
+        if client.wish.reads != "fast":
+            allowed.add("slow_consumer")
+        self.check(finish.reason in allowed, f"{client} ended as {finish.reason}, nobody asked for it")
+
+    def span(self, span: Span) -> None:
+        """Collect a finished span."""
+        self.check(span.start_ns <= span.end_ns, f"a span runs backwards: {span}")
+        if span.server:
+            self.check(span.span_id is not None, "the root has the id that was promised")
+            self.roots[(span.span_id or b"")[:16]] += 1
+        elif span.name in STATES:
+            self.spans[span.trace[:16]].append(span)
+
+    def account(self, account: Account) -> None:
+        """One account a request, and the numbers its client saw."""
+        self.check(account.request_id not in self.accounts, f"a second account: {account}")
+        self.accounts[account.request_id] = account
+        client = self.world.clients[int.from_bytes(account.request_id, "big")]
+        if client.finish is not None:
+            seen = (client.finish.reason, client.finish.prompt_tokens, client.finish.completion_tokens)
+            billed = (account.reason, account.prompt_tokens, account.completion_tokens)
+            self.check(seen == billed, f"{client} saw {seen}, billed are {billed}")
+
+    # -------------------------------------------------------------------------------- at the end
+
+    def unfinished(self) -> str:
+        """Who still waits for something; empty when all is over."""
+        world = self.world
+        waiting = [f"{c} is {c.state}" for c in world.clients if c.state in ("waiting", "open")]
+        rows = [f"{row.slot}: {row.row}" for row in world.board.rows()]
+        down = [str(place) for place in world.places if place not in world.live]
+        return "; ".join(waiting + rows + down)
+
+    def at_the_end(self) -> None:
+        """Nothing is left, and every story is whole."""
+        world = self.world
+        for place, process in world.live.items():
+            if place[0] != Role.WORKER:
+                left = _held(process.core)
+                self.check(not left, f"{place} still holds {left}")
+                self._empty(process.core)
+        for client in world.clients:
+            if client.state in ("ended", "gone"):
+                self._told(client)
+
+    def _empty(self, core: Any) -> None:
+        match core:
+            case FrontendCore():
+                self.check(not core.streams and not core.doors, f"streams are left: {core.streams}")
+                self.check(sorted(core.free) == list(core.slots), f"free slots are {core.free}")
+            case TokenizerCore():
+                self.check(not core.pending, "requests are left with the tokenizer")
+            case SchedulerCore():
+                batcher = core.batcher
+                self.check(not core.sequences and not core.ended, "sequences are left")
+                self.check(not batcher.running and not batcher.waiting, "the batcher holds on to sequences")
+                pool = batcher.pool
+                self.check(pool is None or pool.free == pool.total, "blocks are lost")
+                self.check(core.flight is None or core.batcher.pool is None, "a step never landed")
+            case DetokenizerCore():
+                self.check(not core.flushing, "requests are left with the detokenizer")
+                lone = self.world.deaths == 0 and not self.world.shape.repeats
+                self.check(not lone or not (core.leases or core.early), "leases are left though nobody died")
+
+    def _told(self, client: Client) -> None:
+        """One account, one root, and state spans that follow each other without a hole (a death may tear one)."""
+        alive = self.world.deaths == 0
+        if not client.room:
+            return
+        if alive or client.request_id in self.accounts:
+            self.check(client.request_id in self.accounts, f"{client} has no account")
+            self.check(self.roots[client.trace[:16]] == 1, f"{client} has {self.roots[client.trace[:16]]} roots")
+        spans = sorted(self.spans[client.trace[:16]], key=lambda span: (span.start_ns, span.end_ns))
+        for before, after in pairwise(spans):
+            gap = after.start_ns - before.end_ns
+            self.check(gap == 0 if alive else gap >= 0, f"{client}: {before} and then {after}")
+
+
+def _held(core: Any) -> list[Any]:
+    """The requests a core holds."""
+    match core:
+        case FrontendCore():
+            return [stream.held for stream in core.streams.values() if stream.held is not None]
+        case TokenizerCore():
+            return [held for held, _ in core.pending.values()]
+        case SchedulerCore():
+            return [seq.held for seq in core.sequences.values()]
+        case DetokenizerCore():
+            return [held for held, _ in core.flushing.values()]
+    raise AssertionError(core)

@@ -1,0 +1,209 @@
+"""What the clients of one seed ask for, how the world is cut, and the true answer to every request.
+
+The reference is computed straight from the script: no core, no ring, no increments.
+"""
+
+from __future__ import annotations
+
+import codecs
+import random
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from baton.engine.batch import Sampling
+from baton.engine.limits import Limits
+from baton.engine.text import TokenTable
+from baton.ipc.frames import Params, Prompt
+from baton.workers.fake import choose, follow
+
+MS = 1_000_000
+END = 1
+_SMILE, _HAN = "😀".encode(), "한".encode()
+PIECES = [
+    *(b"<s>", b"</s>", b"a", b" b", b"ab", b"ba ", b"the", b" cat", b"s", b"\n", b"xyz", b"1", b"22", "é".encode()),
+    *("日本".encode(), _SMILE[:2], _SMILE[2:], _HAN[:1], _HAN[1:2], _HAN[2:], "ö".encode()[:1], "ö".encode()[1:]),
+    *(b"ca", b"t ", b"<", b">", b"", b"end", b" of", b" line"),
+]
+TABLE = TokenTable(PIECES, frozenset({0, END}))
+VOCAB = len(PIECES)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one world is cut: deliberately small, so that every bound is met."""
+
+    limits: Limits
+    frontends: int
+    blocks: int
+    block_tokens: int
+    context_tokens: int
+    mean_tokens: int
+    token_ring_bytes: int
+    plan_ring_bytes: int
+    slow_links: bool
+    repeats: bool
+    faulty: dict[int, int]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole pool holds."""
+        return self.blocks * self.block_tokens
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One client: what it asks, how it reads, and when it gives up."""
+
+    number: int
+    at_ns: int
+    frontend: int
+    prompt: Prompt
+    prompt_ids: list[int]
+    params: Params
+    reads: str  # fast, slow, stalled
+    answers: bool
+    cancel_after_ns: int | None
+    wants_end: bool
+    deadline_after_ns: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The true end of a request that nobody disturbs."""
+
+    reason: str
+    stop_reason: str | None = None
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+def tokenize(text: str) -> list[int]:
+    """The tokenizing double: one id a character."""
+    return [2 + ord(char) % (VOCAB - 2) for char in text]
+
+
+def certain(ids: list[int], skip_special: bool) -> str:
+    """The text that is certain once ``ids`` are known; bytes of an unfinished character are not."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(_bytes(ids, skip_special))
+
+
+def whole(ids: list[int], skip_special: bool) -> str:
+    """The text of ``ids`` and nothing after them."""
+    return _bytes(ids, skip_special).decode("utf-8", "replace")
+
+
+def _bytes(ids: list[int], skip_special: bool) -> bytes:
+    return b"".join(PIECES[token] for token in ids if not (skip_special and token in TABLE.special))
+
+
+def reference(wish: Wish, shape: Shape) -> Answer:
+    """The true answer, token by token from the script."""
+    params, prompt = wish.params, len(wish.prompt_ids)
+    limit = params.max_tokens if params.max_tokens is not None else shape.context_tokens - prompt
+    too_long = prompt + (params.max_tokens or 0) > shape.context_tokens or prompt >= shape.context_tokens
+    if not prompt or too_long or prompt + limit > shape.capacity:
+        return Answer("refused")
+    sampling = sampling_of(params)
+    state, ids = 0, list[int]()
+    for token in wish.prompt_ids:
+        state = follow(state, token)
+    while True:
+        if shape.faulty.get(params.seed) == len(ids):
+            return Answer("error", None, ids, whole(ids, params.skip_special_tokens))
+        token = choose(state, sampling, VOCAB, shape.mean_tokens)
+        ids.append(token)
+        state = follow(state, token)
+        text = certain(ids, params.skip_special_tokens) if params.stop else ""
+        found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+        if found:
+            at, stop = min(found, key=lambda match: match[0])
+            return Answer("stop", stop, ids, text[:at])
+        if token in sampling.end_ids or len(ids) == limit:
+            reason = "stop" if token in sampling.end_ids else "length"
+            return Answer(reason, None, ids, whole(ids, params.skip_special_tokens))
+
+
+def sampling_of(params: Params) -> Sampling:
+    """How the script samples for these parameters."""
+    end_ids = () if params.ignore_eos else (END,)
+    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids)
+
+
+def make_shape(rng: random.Random) -> Shape:
+    """Cut a world."""
+    block_tokens = rng.choice((1, 4, 4, 8))
+    capacity = rng.choice((40, 64, 200))
+    limits = Limits(
+        mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
+        step_tokens_max=rng.choice((3, 8, 64)),
+        running_requests_max=rng.choice((2, 4, 16)),
+        requests_per_frontend_max=rng.choice((3, 6, 16)),
+        request_spans_max=rng.choice((2, 64)),
+        sweep_interval_s=0.02,
+        stalled_s_max=0.4,
+        answer_s_max=0.3,
+        lives_max=100,
+    )
+    return Shape(
+        limits=limits,
+        frontends=rng.choice((1, 1, 2)),
+        blocks=-(-capacity // block_tokens),
+        block_tokens=block_tokens,
+        context_tokens=rng.choice((32, 48)),
+        mean_tokens=rng.choice((6, 20)),
+        token_ring_bytes=rng.choice((1024, 4096)),
+        plan_ring_bytes=8192,
+        slow_links=rng.random() < 0.3,
+        repeats=rng.random() < 0.2,
+        faulty={7: rng.randrange(4)},
+    )
+
+
+def make_wishes(rng: random.Random, shape: Shape, count: int) -> list[Wish]:
+    """What ``count`` clients want."""
+    return [_wish(rng, shape, number) for number in range(count)]
+
+
+def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
+    length = rng.choice(
+        (1, 3, 0 if rng.random() < 0.1 else 2, rng.randrange(1, 24), rng.randrange(1, 40) if rng.random() < 0.2 else 2)
+    )
+    text = "".join(rng.choice("abcdefghij klmnop") for _ in range(length))
+    as_ids = rng.random() < 0.3
+    prompt = Prompt(token_ids=tokenize(text)) if as_ids else Prompt(text=text)
+    params = Params(
+        max_tokens=rng.choice((1, 2, rng.randrange(1, 20), rng.randrange(1, 20), None)),
+        seed=rng.randrange(8, 1 << 30) if rng.random() < 0.95 else 7,
+        ignore_eos=rng.random() < 0.4,
+        skip_special_tokens=rng.random() < 0.8,
+        logprobs=rng.random() < 0.3,
+    )
+    wish = Wish(
+        number=number,
+        at_ns=rng.randrange(60 * MS),
+        frontend=rng.randrange(shape.frontends),
+        prompt=prompt,
+        prompt_ids=tokenize(text),
+        params=params,
+        reads=rng.choice(("fast", "fast", "fast", "slow", "stalled" if rng.random() < 0.3 else "fast")),
+        answers=rng.random() < 0.95,
+        cancel_after_ns=rng.randrange(60 * MS) if rng.random() < 0.25 else None,
+        wants_end=rng.random() < 0.5,
+        deadline_after_ns=rng.randrange(1, 80) * MS if rng.random() < 0.05 else None,
+    )
+    return _with_stops(rng, wish, shape) if rng.random() < 0.4 else wish
+
+
+def _with_stops(rng: random.Random, wish: Wish, shape: Shape) -> Wish:
+    """The same wish with stop strings, most of which do occur."""
+    text = reference(wish, shape).text.replace("\ufffd", "")
+    stops = ["zzz"]
+    if len(text) > 2:
+        at = rng.randrange(len(text) - 1)
+        stops.append(text[at : at + rng.randrange(1, 5)])
+    if rng.random() < 0.3:
+        stops.append(rng.choice(("a", "cat", "é", "한", "<", "\n", "ab")))
+    rng.shuffle(stops)
+    params = msgspec.structs.replace(wish.params, stop=tuple(stops))
+    return replace(wish, params=params)

@@ -1,0 +1,97 @@
+"""Whatever dies behind the doors, a client gets exactly its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.system.server import Server
+
+SCRIPTED = ("--worker", "scripted")
+SLOW = {"BATON_SCRIPTED_STEP_MS": "4", "BATON_LIMITS__RESTARTS_MAX": "50"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with Server(*SCRIPTED, environment=SLOW) as running:
+        yield running
+
+
+def ids(chunks: list[dict[str, Any]]) -> list[int]:
+    """The token ids of a streamed answer."""
+    return [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids") or ()]
+
+
+def text(chunks: list[dict[str, Any]]) -> str:
+    """The text of a streamed answer."""
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize("role", ["worker", "tokenizer", "scheduler", "detokenizer"])
+async def test_streams_go_on_when_a_process_is_killed(server: Server, role: str) -> None:
+    ask = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "return_token_ids": True}
+    whole = [await server.complete(seed=seed, **ask) for seed in range(6)]
+    tenth = asyncio.Event()
+
+    async def follow(seed: int) -> list[dict[str, Any]]:
+        chunks = []
+        async for chunk in server.stream(seed=seed, **ask):
+            chunks.append(chunk)
+            if len(chunks) == 10:
+                tenth.set()
+        return chunks
+
+    tasks = [asyncio.create_task(follow(seed)) for seed in range(6)]
+    await tenth.wait()
+    incarnation = server.places()[role].incarnation
+    server.kill(role)
+    late = asyncio.create_task(server.complete(seed=0, **ask))  # comes while the process is down
+    answers = await asyncio.gather(*tasks)
+    for answer, reference in zip(answers, whole, strict=True):
+        assert ids(answer) == reference["choices"][0]["token_ids"]
+        assert text(answer) == reference["choices"][0]["text"]
+        assert answer[-1]["choices"][0]["finish_reason"] == "length"
+    assert (await late)["choices"][0]["token_ids"] == whole[0]["choices"][0]["token_ids"]
+    await server.until_ready()
+    assert server.places()[role].incarnation == incarnation + 1
+    await server.idle(1.0)
+
+
+async def test_a_killed_frontend_takes_its_clients_with_it_and_no_one_else(server: Server) -> None:
+    events = server.stream(prompt=[5, 6, 7], max_tokens=4000, ignore_eos=True)
+    await anext(events)
+    server.kill("frontend")
+    with pytest.raises(aiohttp.ClientError):
+        [event async for event in events]
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await server.until_ready(5)
+                break
+            except OSError:
+                await asyncio.sleep(0.02)
+    await server.idle(2.0)
+    answer = await server.complete(prompt=[5, 6, 7], max_tokens=5, ignore_eos=True)
+    assert answer["usage"]["completion_tokens"] == 5
+
+
+async def test_when_restarts_are_used_up_clients_hear_of_it_and_the_status_is_not_zero() -> None:
+    environment = {"BATON_SCRIPTED_STEP_MS": "20", "BATON_LIMITS__RESTARTS_MAX": "1"}
+    async with Server(*SCRIPTED, environment=environment) as server:
+        events = server.stream(prompt=[5, 6, 7], max_tokens=4000, ignore_eos=True)
+        await anext(events)
+        server.kill("worker", signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while server.places()["worker"].incarnation < 2:
+                await asyncio.sleep(0.01)
+        server.kill("worker", signal.SIGKILL)
+        rest = [event async for event in events]
+        assert rest[-1]["error"]["code"] == "engine_stopped"
+        assert "worker-0 died 2 times" in rest[-1]["error"]["message"]
+        assert await server.wait(10) != 0
+        assert "worker-0 died 2 times" in server.log()

@@ -1,0 +1,157 @@
+"""The whole model against the reference, however its prompts are cut, ordered and placed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.batch import END_FLAG, Sampled, Sampling, StepRow
+from baton.workers.cache import BLOCK_SIZE
+from baton.workers.runner import Runner
+
+REFERENCES = json.loads((Path(__file__).parents[1] / "data" / "smollm2-135m-reference.json").read_text())["references"]
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
+BLOCKS = 64
+
+
+@pytest.fixture(scope="module")
+def exact(model_path: Path) -> Runner:
+    return Runner(model_path, dtype="float32", weights="bfloat16", blocks=BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def runner(model_path: Path) -> Runner:
+    return Runner(model_path, dtype="bfloat16", weights="bfloat16", blocks=BLOCKS)
+
+
+def generate(
+    runner: Runner,
+    prompts: Sequence[list[int]],
+    count: int,
+    *,
+    samplings: Sequence[Sampling] | None = None,
+    chunk: int = 1 << 20,
+    seed: int | None = None,
+) -> list[list[Sampled]]:
+    """Generate ``count`` tokens for all prompts at once; ``seed`` shuffles blocks, and rows in every step."""
+    order = list(range(BLOCKS))
+    shuffle = random.Random(seed)
+    if seed is not None:
+        shuffle.shuffle(order)
+    free = iter(order)
+    tables = [[next(free) for _ in range(-(-(len(p) + count) // BLOCK_SIZE))] for p in prompts]
+    outputs: list[list[Sampled]] = [[] for _ in prompts]
+    computed = [0] * len(prompts)
+    while any(len(output) < count for output in outputs):
+        rows = []
+        for i, prompt in enumerate(prompts):
+            ids = prompt + [sampled.token for sampled in outputs[i]]
+            tokens = ids[computed[i] : computed[i] + chunk]
+            if len(outputs[i]) == count:
+                continue
+            sampling = samplings[i] if samplings else GREEDY
+            whole = computed[i] + len(tokens) == len(ids)
+            rows.append(StepRow(i, tokens, computed[i], tables[i], whole, len(outputs[i]), sampling))
+            computed[i] += len(tokens)
+        if seed is not None:
+            shuffle.shuffle(rows)
+        answers: Iterator[Sampled] = iter(runner.step(rows))
+        for row in rows:
+            if row.sample:
+                outputs[row.slot].append(next(answers))
+        assert next(answers, None) is None
+    return outputs
+
+
+def check_reference(outputs: Sequence[list[Sampled]], references: Sequence[dict[str, Any]]) -> None:
+    for output, reference in zip(outputs, references, strict=True):
+        assert [sampled.token for sampled in output] == reference["output_ids"]
+        assert [sampled.logprob for sampled in output] == pytest.approx(reference["logprobs"], abs=1e-3)
+        assert not any(sampled.flags for sampled in output)
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference["prompt_ids"][-1])
+def test_each_prompt_alone_gives_the_reference(exact: Runner, reference: dict[str, Any]) -> None:
+    check_reference(generate(exact, [reference["prompt_ids"]], 48), [reference])
+
+
+def test_all_prompts_at_once_give_the_reference(exact: Runner) -> None:
+    check_reference(generate(exact, [r["prompt_ids"] for r in REFERENCES], 48), REFERENCES)
+
+
+def test_odd_chunks_and_shuffled_blocks_and_rows_give_the_reference(exact: Runner) -> None:
+    check_reference(generate(exact, [r["prompt_ids"] for r in REFERENCES], 48, chunk=7, seed=3), REFERENCES)
+
+
+def test_bfloat16_stays_close_to_the_reference(runner: Runner) -> None:
+    outputs = generate(runner, [r["prompt_ids"] for r in REFERENCES], 8)
+    for output, reference in zip(outputs, REFERENCES, strict=True):
+        if output[0].token == reference["output_ids"][0]:
+            assert output[0].logprob == pytest.approx(reference["logprobs"][0], abs=0.15)
+    same = sum(o[0].token == r["output_ids"][0] for o, r in zip(outputs, REFERENCES, strict=True))
+    assert same >= 4  # one reference begins with a near tie
+
+
+def test_a_seeded_request_is_the_same_alone_in_company_and_after_preemption(exact: Runner) -> None:
+    prompts = [r["prompt_ids"] for r in REFERENCES[:3]]
+    samplings = [
+        Sampling(0.8, 0.95, 50, seed=11, end_ids=()),
+        GREEDY,
+        Sampling(1.3, 1.0, 0, seed=12, end_ids=()),
+    ]
+    together = generate(exact, prompts, 8, samplings=samplings)
+    alone = generate(exact, prompts[:1], 8, samplings=samplings[:1], seed=5)
+    assert [s.token for s in alone[0]] == [s.token for s in together[0]]
+    # Preempted after five tokens: prompt and tokens are computed anew, output positions go on.
+    known = prompts[0] + [s.token for s in together[0][:5]]
+    row = StepRow(0, known, 0, list(range(10, 10 + len(known) // BLOCK_SIZE + 1)), True, 5, samplings[0])
+    assert exact.step([row])[0].token == together[0][5].token
+
+
+def test_end_ids_set_the_end_flag(exact: Runner) -> None:
+    prompt, first = REFERENCES[0]["prompt_ids"], REFERENCES[0]["output_ids"][0]
+    ending = Sampling(0.0, 1.0, 0, 0, end_ids=(2, first))
+    (sampled,) = exact.step([StepRow(0, prompt, 0, [0], True, 0, ending)])
+    assert (sampled.token, sampled.flags) == (first, END_FLAG)
+
+
+def test_a_step_without_samples_answers_nothing(exact: Runner) -> None:
+    assert exact.step([StepRow(0, [1, 2, 3], 0, [0], False, 0, GREEDY)]) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "blocks"), [([49152], 0, [0]), ([-1], 0, [0]), ([], 0, [0]), ([1, 2], 15, [0])]
+)
+def test_rows_that_make_no_sense_are_our_own_fault(
+    exact: Runner, tokens: list[int], start: int, blocks: list[int]
+) -> None:
+    with pytest.raises(AssertionError):
+        exact.step([StepRow(0, tokens, start, blocks, True, 0, GREEDY)])
+
+
+def test_a_blocks_number_outside_the_pool_is_an_error_not_a_stray_write(exact: Runner) -> None:
+    with pytest.raises(IndexError):
+        exact.step([StepRow(0, [1], 0, [BLOCKS], True, 0, GREEDY)])
+
+
+def test_warm_up_leaves_the_pool_zero(runner: Runner) -> None:
+    runner.warm_up()
+    assert not any(pool[0].any() for pool in (*runner._pool.keys, *runner._pool.values))
+
+
+def test_the_layout_describes_the_pool(runner: Runner) -> None:
+    layout = runner.layout
+    assert (layout.blocks, layout.block_size, layout.layers, layout.kv_heads, layout.head_dim) == (
+        64,
+        16,
+        30,
+        3,
+        64,
+    )
+    assert layout.dtype == "bfloat16" and layout.bytes_per_block == 2 * 30 * 16 * 3 * 64 * 2
+    assert len(runner.weights_digest) == 64

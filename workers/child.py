@@ -1,0 +1,64 @@
+"""The entry point of every child: ``python -m baton.workers.child LAUNCH_FILE`` runs one role until it is halted.
+
+It imports only what the role needs. A child whose supervisor is gone ends at once, by signal and by lifeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from baton.ipc.frames import Role, StartFailed
+from baton.workers.config import Launch
+from baton.workers.process import Process, StartError
+
+MODULES = {
+    Role.FRONTEND: "baton.frontends.process",
+    Role.TOKENIZER: "baton.workers.tokenizer",
+    Role.SCHEDULER: "baton.workers.scheduler",
+    Role.WORKER: "baton.workers.gpu",
+    Role.DETOKENIZER: "baton.workers.detokenizer",
+}
+_PR_SET_PDEATHSIG = 1
+
+
+async def _run(launch: Launch) -> int:
+    process = Process(launch)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(launch.lifeline, _orphaned)
+    loop.set_exception_handler(process.loop_failed)
+    try:
+        role = importlib.import_module(MODULES[process.me.role])
+        await role.run(process)
+    except StartError as error:
+        process.links.send(Role.SUPERVISOR, 0, StartFailed(process.me, str(error)))
+        process.close()
+        return 3
+    process.close()
+    return 0
+
+
+def _orphaned() -> None:
+    os._exit(4)
+
+
+def main(argv: list[str]) -> int:
+    """Run the process that the launch file describes; the exit status is 0 after a halt."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    launch = msgspec.json.decode(Path(argv[0]).read_bytes(), type=Launch)
+    return uvloop.run(_run(launch))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""The scripted runner: a model without tensors, for tests, simulation and capacity studies. It ships.
+
+It keeps a cache as a real model does, in the blocks it is told to use, and a token is a pure function of the request's
+seed and of everything the cache says came before. So a block given to two sequences, a lost token or a wrong position
+changes what it says next. It never sleeps: ``cost_ns`` says how long a step would have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling, StepRow
+
+_MASK = (1 << 64) - 1
+
+
+def follow(state: int, token: int) -> int:
+    """The state of a context that grows by one token; the empty context has state 0."""
+    return (state * 6364136223846793005 + token + 1442695040888963407) & _MASK
+
+
+def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int) -> int:
+    """The token after a context: the first end id once in ``mean_tokens`` tokens, else any id that is no end id."""
+    mixed = (state ^ (sampling.seed * 0x9E3779B97F4A7C15)) & _MASK
+    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
+    mixed ^= mixed >> 31
+    if sampling.end_ids and mixed % mean_tokens == 0:
+        return sampling.end_ids[0]
+    token = (mixed >> 24) % vocab
+    while token in sampling.end_ids:
+        token = (token + 1) % vocab
+    return token
+
+
+class ScriptedRunner:
+    """Runs steps over a cache of ``blocks`` blocks of ``block_tokens`` tokens.
+
+    ``vocab`` is the number of token ids; with ``mean_tokens`` an answer has that many tokens on average if it is not
+    bounded; ``step_ns`` and ``token_ns`` are the time model. ``faulty`` maps a request's seed to the output position
+    at which its numbers are not finite.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        blocks: int,
+        block_tokens: int,
+        mean_tokens: int = 256,
+        step_ns: int = 0,
+        token_ns: int = 0,
+        faulty: Mapping[int, int] | None = None,
+    ) -> None:
+        assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0
+        self.vocab = vocab
+        self.block_tokens = block_tokens
+        self.mean_tokens = mean_tokens
+        self.step_ns = step_ns
+        self.token_ns = token_ns
+        self.faulty = dict(faulty or {})
+        self._cache = [0] * (blocks * block_tokens)
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """Compute the rows; one ``Sampled`` for each row with ``sample``, in order."""
+        sampled = []
+        for row in rows:
+            state = self._compute(row)
+            if row.sample:
+                sampled.append(self._sample(state, row))
+        return sampled
+
+    def cost_ns(self, rows: Sequence[StepRow]) -> int:
+        """How long the step would take."""
+        return self.step_ns + self.token_ns * sum(len(row.tokens) for row in rows)
+
+    def _compute(self, row: StepRow) -> int:
+        """Write the row's tokens into its blocks, after what the cache holds of those before."""
+        state = self._cache[self._place(row, row.start - 1)] if row.start else 0
+        for position, token in enumerate(row.tokens, row.start):
+            state = follow(state, token)
+            self._cache[self._place(row, position)] = state
+        return state
+
+    def _place(self, row: StepRow, position: int) -> int:
+        return row.blocks[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
+
+    def _sample(self, state: int, row: StepRow) -> Sampled:
+        if self.faulty.get(row.sampling.seed) == row.position:
+            return Sampled(0, 0.0, INVALID_FLAG)
+        token = choose(state, row.sampling, self.vocab, self.mean_tokens)
+        flags = END_FLAG if token in row.sampling.end_ids else 0
+        return Sampled(token, -1.0 - (state & 0xFF) / 256, flags)
