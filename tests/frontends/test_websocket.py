@@ -283,3 +283,11 @@ async def test_a_configured_origin_is_let_in(tmp_path: Path) -> None:
         connect(house.places["websocket"], additional_headers={"Origin": page}),
     ):
         pass
+
+
+async def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as house, connect(house.places["websocket"]) as socket:
+        await house.doors.stop(0)
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert (socket.close_code, socket.close_reason) == (1001, "shutting down")

@@ -280,6 +280,28 @@ async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
         await asyncio.wait_for(job.cancelled.wait(), 5)
 
 
+async def test_a_server_that_hangs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.frontends.client.connection._SILENCE_S_MIN", 0.1)
+    async with opened(tmp_path, Limits(client_ping_s=0.01)) as house:
+        async with AsyncClient(house.places["zmq"]) as client:
+            task = asyncio.create_task(client.chat(HI))
+            await house.engine.job()
+            monkeypatch.setattr("baton.frontends.zmq_gateway._Client.ping", lambda client: None)
+            with pytest.raises(NotConnected, match="nothing was heard"):
+                await asyncio.wait_for(task, 5)
+        await house.engine.empty()
+
+
+def test_a_client_left_open_does_not_keep_its_process(tmp_path: Path) -> None:
+    code = "from baton.frontends.client import Client, NotConnected\nclient = Client('ipc:///nowhere/door.sock')\n"
+    code += "try:\n    client.connect()\nexcept NotConnected as error:\n    print(error)\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True, timeout=10
+    )
+    assert "ipc:///nowhere/door.sock" in done.stdout and not done.stderr
+
+
 async def test_nonsense_ends_the_connection_only(house: House) -> None:
     import zmq
     import zmq.asyncio
