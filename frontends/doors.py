@@ -7,7 +7,6 @@ import errno
 import socket
 from pathlib import Path
 
-import zmq
 from aiohttp import web
 
 from baton.engine.effects import Account
@@ -61,7 +60,7 @@ class Doors:
         address = settings.zmq or f"ipc://{directory / SOCKET_NAME}"
         try:
             zmq_address = gateway.start(address, keys)
-        except zmq.ZMQError as error:
+        except OSError as error:
             listener.close()
             raise StartError(f"cannot listen on {address}: {error.strerror}") from None
         self._gateway, self._runner = gateway, runner
