@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,18 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from baton.engine.limits import Limits
 from baton.frontends.doors import Doors
 from baton.frontends.status import Gauges, Sources, Status
 from baton.workers.config import Settings
 from tests.frontends.double import Engine
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The server runs on uvloop; the SDK also on asyncio's own loop."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @dataclass
