@@ -69,11 +69,7 @@ class Gateway:
         except zmq.ZMQError as error:
             socket.close()
             self.stop()
-<<<<<<< HEAD
-            raise OSError(error.errno, error.strerror, address) from None
-=======
             raise OSError(error.errno, error.strerror) from None
->>>>>>> doors
         self._port = Port(socket, self._received)
         self._ping_later()
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
