@@ -89,7 +89,7 @@ def _decode_group(
     tables = []
     for part in members:
         own = list(part.table[: part.start // block_size + 1])
-        # Padding repeats the sequence's first block: whatever is wrong there is wrong with that sequence alone.
+        # Padding repeats the sequence's first block: what is wrong there is wrong with that one alone.
         tables += own + own[:1] * (width - len(own))
     blocks = torch.tensor(tables, device=device)
     unseen = torch.arange(keys, device=device) >= lengths[:, None]
