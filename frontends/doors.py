@@ -7,13 +7,17 @@ import errno
 import socket
 from pathlib import Path
 
+import zmq
 from aiohttp import web
 
 from baton.engine.effects import Account
+from baton.frontends.client.keys import ServerKeys, read_server
 from baton.frontends.http import HttpDoor
 from baton.frontends.metrics import Metrics
 from baton.frontends.status import Sources
 from baton.frontends.stream import Reception
+from baton.frontends.websocket import ROUTE, WebSocketDoor
+from baton.frontends.zmq_gateway import SOCKET_NAME, Gateway
 from baton.workers.config import Settings
 
 #: an unread rest of a refused body is read for this long, so that the client sees the refusal
@@ -30,6 +34,7 @@ class Doors:
     def __init__(self) -> None:
         self.metrics: Metrics | None = None
         self._reception: Reception | None = None
+        self._gateway: Gateway | None = None
         self._runner: web.AppRunner | None = None
         self._keep_alive: asyncio.Task[None] | None = None
 
@@ -39,8 +44,10 @@ class Doors:
         """Open all doors; returns their addresses by name. Raises ``StartError``."""
         self._reception = reception
         self.metrics = Metrics(sources.gauges)
+        keys = zmq_keys(settings)
         listener = listen(settings.host, settings.port, settings.limits.socket_send_bytes_max)
         door = HttpDoor(reception, settings, sources, self.metrics)
+        door.app.add_routes(WebSocketDoor(reception, settings, self.metrics).routes())
         runner = web.AppRunner(
             door.app,
             access_log=None,
@@ -48,7 +55,14 @@ class Doors:
             lingering_time=_LINGER_S,
             shutdown_timeout=0,
         )
-        self._runner = runner
+        gateway = Gateway(reception, self.metrics)
+        address = settings.zmq or f"ipc://{directory / SOCKET_NAME}"
+        try:
+            zmq_address = gateway.start(address, keys)
+        except zmq.ZMQError as error:
+            listener.close()
+            raise StartError(f"cannot listen on {address}: {error.strerror}") from None
+        self._gateway, self._runner = gateway, runner
         await runner.setup()
         server = runner.server
         assert server is not None
@@ -57,7 +71,7 @@ class Doors:
         self._keep_alive = asyncio.get_running_loop().create_task(door.keep_alive())
         host, port = listener.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return {"http": f"http://{place}", "websocket": f"ws://{place}/v1/responses"}
+        return {"http": f"http://{place}", "websocket": f"ws://{place}{ROUTE}", "zmq": zmq_address}
 
     def observe(self, account: Account) -> None:
         """Count a closed request."""
@@ -78,8 +92,22 @@ class Doors:
             pass
         if self._keep_alive is not None:
             self._keep_alive.cancel()
+        if self._gateway is not None:
+            self._gateway.stop()
         await runner.cleanup()
         reception.close()
+
+
+def zmq_keys(settings: Settings) -> ServerKeys | None:
+    """The CURVE keys named in the settings; a TCP address must have some."""
+    if settings.zmq_curve_keys is None:
+        if settings.zmq is not None and not settings.zmq.startswith("ipc://"):
+            raise StartError(f"{settings.zmq}: a ZeroMQ door that is not ipc:// needs CURVE keys (zmq_curve_keys)")
+        return None
+    try:
+        return read_server(Path(settings.zmq_curve_keys))
+    except (OSError, ValueError) as error:
+        raise StartError(f"cannot read the CURVE keys: {error}") from None
 
 
 def listen(host: str, port: int, send_bytes_max: int) -> socket.socket:

@@ -37,7 +37,7 @@ class Shape:
         self.strict = msgspec.json.Decoder(msgspec.defstruct(name, fields, forbid_unknown_fields=True))
         self.lenient = msgspec.json.Decoder(msgspec.defstruct(name, fields))
 
-    def read(self, body: bytes | msgspec.Raw, whole: str | None = None) -> Fields:
+    def read(self, body: bytes, whole: str | None = None) -> Fields:
         """Split ``body`` into its fields; ``whole`` is its own name where it is a field itself."""
         ignored: tuple[str, ...] = ()
         try:
@@ -56,9 +56,9 @@ class Shape:
         raws = {name: raw for name in self.names if (raw := bytes(getattr(found, name))) not in (b"", b"null")}
         return Fields(raws, ignored)
 
-    def _unknown(self, body: bytes | msgspec.Raw, first: str) -> tuple[str, ...]:
+    def _unknown(self, body: bytes, first: str) -> tuple[str, ...]:
         names = [first]
-        if len(bytes(body)) <= _NAMED_BYTES_MAX:
+        if len(body) <= _NAMED_BYTES_MAX:
             names = [name for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if name not in self.names]
         return tuple(_ODD.sub("?", name[:_NAME_CHARS_MAX]) for name in names[:_NAMES_MAX])
 

@@ -82,7 +82,7 @@ class HttpDoor:
             raise ConnectionResetError("the client left before it was read")
         stream = self.reception.open(
             parsed,
-            trace_parent(request),
+            traceparent.of_headers(request.headers.getall("traceparent", [])),
             received_ns,
             self._attributes(request),
             hang_up=transport.abort,
@@ -256,12 +256,6 @@ class HttpDoor:
                     await events.keep_alive(silence_s)
                 except ConnectionError:
                     self.streams.discard(events)  # its handler hears of it by being cancelled
-
-
-def trace_parent(request: web.Request) -> bytes | None:
-    """The client's trace context; more than one header is as good as none."""
-    headers = request.headers.getall("traceparent", [])
-    return traceparent.parse(headers[0]) if len(headers) == 1 else None
 
 
 def json_response(value: object, status: int = 200) -> web.Response:

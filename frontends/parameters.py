@@ -23,6 +23,8 @@ CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs"
 COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
 STREAMING = ("stream", "stream_options", "return_token_ids")
 RESPONSE = (*SAMPLING, "input", "instructions", "max_output_tokens", "stream")
+#: around the parameters of a response in a message of a socket
+ENVELOPE = ("type", "event_id", "stream_id", "response_id", "traceparent")
 
 NEVER = ()
 NOT_YET = "is not supported yet"
@@ -114,6 +116,7 @@ REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     "moderation": (NEVER, NOT_YET),
     "prompt_cache_retention": (("in_memory",), NOT_YET),
     "prompt_cache_options": (({},), NOT_YET),
+    "generate": ((True,), NOT_YET),
     "stream_options": (({},), NOT_YET),
 }
 

@@ -27,6 +27,11 @@ def parse(header: str | None) -> bytes | None:
     return bytes.fromhex(trace_id) + bytes.fromhex(span_id) + bytes([int(flags, 16) & _SAMPLED])
 
 
+def of_headers(headers: list[str]) -> bytes | None:
+    """The same for all ``traceparent`` headers of a request: more than one is as good as none."""
+    return parse(headers[0]) if len(headers) == 1 else None
+
+
 def root(parent: bytes | None, sample_ratio: float) -> bytes:
     """The context of a new root span: in the parent's trace, or in a new one that is sampled with that ratio."""
     span_id = secrets.token_bytes(8)

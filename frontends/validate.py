@@ -36,7 +36,7 @@ CHAT = Shape("Chat", (*parameters.CHAT, *parameters.STREAMING, *_LABELS, *parame
 COMPLETION = Shape(
     "Completion", (*parameters.COMPLETION, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_COMPLETION)
 )
-RESPONSE = Shape("Response", (*parameters.RESPONSE, *_LABELS, *parameters.REFUSED_RESPONSE))
+RESPONSE = Shape("Response", (*parameters.ENVELOPE, *parameters.RESPONSE, *_LABELS, *parameters.REFUSED_RESPONSE))
 
 STREAM_OPTIONS = Shape("StreamOptions", ("include_usage", *parameters.REFUSED_STREAM_OPTIONS))
 
@@ -114,8 +114,10 @@ class Validator:
         self._check_length(prompt, params, "prompt")
         return self._request(fields, "text_completion", params, prompt)
 
-    def response(self, body: bytes | msgspec.Raw, whole: str | None = None) -> GenerateRequest:
-        """The parameters of a ``response.create``; ``input`` may also be token ids."""
+    def response(self, body: bytes, whole: str | None = None) -> GenerateRequest:
+        """The parameters of a ``response.create``, beside its envelope or (``whole``) in a field of their own;
+        ``input`` may also be token ids.
+        """
         fields = RESPONSE.read(body, whole)
         self._common(fields, parameters.REFUSED_RESPONSE)
         if not fields.boolean("stream", True):

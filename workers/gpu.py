@@ -99,7 +99,7 @@ class StepLoop:
     async def _commit(self, done: StepDone) -> None:
         if self.writer is None:
             return
-        while not self.writer.write(done):  # the slowest reader is behind; it does not ring back
+        while not self.writer.write(done):  # noqa: ASYNC110 - the slowest reader is behind and does not ring back
             await asyncio.sleep(self.process.limits.ring_full_wait_s)
         for bell in self.bells:
             doorbell.ring(bell)

@@ -1,0 +1,30 @@
+"""The SDK: talk to a Baton server from Python, with msgspec, pyzmq and the standard library alone.
+
+    async with AsyncClient() as client:
+        async with client.stream(messages=[{"role": "user", "content": "Hello"}]) as stream:
+            async for delta in stream:
+                print(delta.text, end="")
+
+``Client`` is the same without asyncio.
+"""
+
+from __future__ import annotations
+
+from baton.frontends.client.aio import AsyncClient
+from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout
+from baton.frontends.client.stream import AsyncStream, Completion, Delta, Usage
+from baton.frontends.client.sync import Client, Stream
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "BatonError",
+    "Client",
+    "Completion",
+    "Delta",
+    "NotConnected",
+    "RequestFailed",
+    "RequestTimeout",
+    "Stream",
+    "Usage",
+]

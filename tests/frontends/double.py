@@ -255,6 +255,11 @@ def _tick(name: str) -> object:
     return Tick(name)
 
 
+def admit(job: Job) -> None:
+    """A script that only admits."""
+    job.admit()
+
+
 def play(*texts: str, reason: str = "stop", tail: str = "") -> Callable[[Job], None]:
     """A script that answers every request with these texts, one step each."""
 
@@ -270,14 +275,14 @@ def play(*texts: str, reason: str = "stop", tail: str = "") -> Callable[[Job], N
             else:
                 job.finish(reason, tail=tail)
 
-        def admit() -> None:
+        def begin() -> None:
             if not job.ended:
                 job.admit()
                 loop.call_soon(step, 0)
 
-        loop.call_soon(admit)
+        loop.call_soon(begin)
 
     return script
 
 
-__all__ = ["CARD", "Engine", "Held", "Job", "Key", "MemoryBoard", "play"]
+__all__ = ["CARD", "Engine", "Held", "Job", "Key", "MemoryBoard", "admit", "play"]

@@ -1,0 +1,228 @@
+"""One answer as it comes: what the application iterates over, and what it has at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from baton.frontends.client import wire
+from baton.frontends.client.connection import Connection
+from baton.frontends.client.errors import BatonError, RequestFailed, RequestTimeout
+
+
+@dataclass(slots=True)
+class Delta:
+    """New output: its text, and its tokens. ``logprobs`` has one entry a token where they were asked for."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, as the server's account has them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Both."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    stop_reason: str | int | None
+    usage: Usage
+    prompt_token_ids: list[int] = field(default_factory=list)
+    ignored_parameters: tuple[str, ...] = ()
+
+
+class AsyncStream:
+    """An answer in the making: ``async with`` it, iterate over its deltas, read its attributes.
+
+    Leaving the block before the end cancels the request on the server. Deltas that come while the application is busy
+    are merged into one.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        request: Callable[[str], tuple[str, bytes]],
+        traceparent: str | None,
+        timeout_s: float | None,
+    ) -> None:
+        self.request_id = ""
+        self.prompt_token_ids: list[int] = []
+        self.ignored_parameters: tuple[str, ...] = ()
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.usage: Usage | None = None
+        self._connect = connect
+        self._request = request
+        self._traceparent = traceparent
+        self._timeout_s = timeout_s
+        self._deadline_s: float | None = None
+        self._connection: Connection | None = None
+        self._tag = 0
+        self._texts: list[str] = []
+        self._delta: Delta | None = None
+        self._position = 0
+        self._began = False
+        self._over = False
+        self._error: BatonError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._texts)
+
+    async def __aenter__(self) -> AsyncStream:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """No more is wanted; cancels the request where it has not ended."""
+        if self._connection is not None and not self._over:
+            self._connection.cancel(self._tag)
+        self._over = True
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Delta:
+        await self._start()
+        while self._delta is None:
+            if self._over:
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            await self._wait()
+        delta, self._delta = self._delta, None
+        assert self._connection is not None
+        self._connection.took(self._tag, self._position)
+        self._texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        return delta
+
+    async def result(self) -> Completion:
+        """Read to the end; the whole answer."""
+        async for _ in self:
+            pass
+        if self.finish_reason is None or self.usage is None:
+            raise BatonError("the stream was closed before its end")
+        return Completion(
+            request_id=self.request_id,
+            text=self.text,
+            token_ids=self.token_ids,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            usage=self.usage,
+            prompt_token_ids=self.prompt_token_ids,
+            ignored_parameters=self.ignored_parameters,
+        )
+
+    async def _start(self) -> None:
+        """Connect, send, and wait until the request was admitted; raises what ``BatonError`` there is."""
+        if self._connection is None:
+            if self._over:
+                return
+            if self._timeout_s is not None:
+                self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+            try:
+                async with asyncio.timeout_at(self._deadline_s):
+                    connection = await self._connect()
+            except TimeoutError:
+                raise self._too_late() from None
+            assert connection.welcome is not None
+            operation, body = self._request(connection.welcome.model)
+            self._tag = connection.generate(self, operation, body, self._traceparent)
+            self._connection = connection
+        while not self._began and not self._over:
+            await self._wait()
+        if self._error is not None and not self._began:
+            raise self._error
+
+    async def _wait(self) -> None:
+        assert self._waiter is None, "a stream has one reader"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                await self._waiter
+        except TimeoutError:
+            await self.aclose()
+            raise self._too_late() from None
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        finally:
+            self._waiter = None
+
+    def _too_late(self) -> RequestTimeout:
+        return RequestTimeout(f"no complete answer within {self._timeout_s:g} s")
+
+    # -------------------------------------------------------------------------------- from the connection
+
+    def began(self, began: wire.Began) -> None:
+        """The request was admitted."""
+        self._began = True
+        self.request_id = began.request_id
+        self.prompt_token_ids = began.prompt_ids
+        self.ignored_parameters = began.ignored
+        self._wake()
+
+    def piece(self, piece: wire.Piece) -> None:
+        """New output; merged where the last was not read yet."""
+        self._position = piece.position
+        text = "".join(piece.texts) + piece.tail
+        if self._delta is None:
+            self._delta = Delta(text, piece.token_ids, piece.logprobs)
+        else:
+            self._delta.text += text
+            self._delta.token_ids += piece.token_ids
+            self._delta.logprobs += piece.logprobs
+        self._wake()
+
+    def ended(self, ended: wire.Ended) -> None:
+        """The end."""
+        self.stop_reason = ended.stop_reason
+        self.usage = Usage(ended.prompt_tokens, ended.completion_tokens)
+        if ended.problem is None:
+            self.finish_reason = ended.reason
+        else:
+            self._error = RequestFailed(ended.problem)
+        self._finish()
+
+    def lost(self, error: BatonError) -> None:
+        """The connection is over."""
+        self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self._over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
