@@ -89,6 +89,10 @@ class Oracles:
         self.check(client.ids == answer.ids[:known], f"{client} got {client.ids}, the truth is {answer.ids}")
         self.check(len(effect.token_ids) == len(effect.texts), f"{client}: one text a token")
         self.check(answer.text.startswith("".join(client.texts)), f"{client} got {client.texts} of {answer.text!r}")
+        window = self.world.shape.limits.mailbox_tokens_max
+        self.check(
+            client.state != "open" or known - client.taken <= window, f"{client} has {known - client.taken} unread"
+        )
         wanted = len(effect.token_ids) if client.wish.params.logprobs else 0
         self.check(len(effect.logprobs) == wanted, f"{client} got {len(effect.logprobs)} of {wanted} logprobs")
 
