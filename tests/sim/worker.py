@@ -91,6 +91,7 @@ class Worker:
         if last == 2:
             world.kill(self.me.place)
             return
+        world.oracles.sampled(done)
         for role in (Role.SCHEDULER, Role.DETOKENIZER):
             world.ring_bell((role, 0))
         self.busy = False
