@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from baton import AsyncClient
 from tests.system.server import Server
@@ -18,7 +19,7 @@ REFERENCES = json.loads((Path(__file__).parent.parent / "data" / "smollm2-135m-r
 ]
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(model_path: Path) -> AsyncIterator[Server]:
     async with Server("--dtype", "float32", environment={"BATON_LIMITS__RESTARTS_MAX": "50"}) as running:
         yield running
