@@ -81,9 +81,7 @@ def plan_ragged(parts: Sequence[Part], block_size: int, device: torch.device) ->
     return Ragged(torch.tensor(positions, device=device), torch.tensor(slots, device=device), tuple(groups))
 
 
-def _decode_group(
-    first: int, members: list[Part], width: int, block_size: int, device: torch.device
-) -> Group:
+def _decode_group(first: int, members: list[Part], width: int, block_size: int, device: torch.device) -> Group:
     keys = width * block_size
     lengths = torch.tensor([part.start + 1 for part in members], device=device)
     tables = []
@@ -161,9 +159,7 @@ def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, ragged: Ragged) -
             pool.index_select(0, group.blocks).view(shape)[:, : group.keys].transpose(1, 2).float()
             for pool in (k_pool, v_pool)
         )
-        if (
-            group.queries == 1
-        ):  # the heads that share a key stand in for queries, so that each key is read once
+        if group.queries == 1:  # the heads that share a key stand in for queries, so that each key is read once
             query = q[tokens].view(group.sequences, kv_heads, -1, head_dim).float()
             seen = functional.scaled_dot_product_attention(query, k, v, attn_mask=group.mask)
         else:

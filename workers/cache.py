@@ -105,8 +105,6 @@ def available_bytes(device: torch.device) -> int:
     group = Path("/sys/fs/cgroup")
     if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(
-            counts["inactive_file"]
-        )  # less what can be dropped
+        used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])  # less what can be dropped
         available = min(available, int(limit) - used)
     return max(available, 0)
