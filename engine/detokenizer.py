@@ -86,6 +86,7 @@ class DetokenizerCore:
                     out.append(Send(Role.FRONTEND, event.home, Returned(key, event.trace)))
             case Life():
                 self._drain(now_ns, out)  # a worker that died between its commit and the bell rang nobody
+                self._drop_dead_leases()
             case Halt():
                 pass
             case _:
@@ -123,7 +124,7 @@ class DetokenizerCore:
     def _record(self, record: TokenRecord, out: list[Effect]) -> None:
         leased = self.leases.get(record.slot)
         if leased is None or (leased.lease.generation, leased.lease.run) < (record.generation, record.run):
-            if self._alive(record):
+            if self._alive(record.slot, record.generation, record.run):
                 early = self.early.setdefault(record.slot, [])
                 if early and (early[0].generation, early[0].run) != (record.generation, record.run):
                     early.clear()
@@ -135,13 +136,22 @@ class DetokenizerCore:
         else:
             self.hands.counts["skipped_records"] += 1
 
-    def _alive(self, record: TokenRecord) -> bool:
-        """Whether the board shows this run alive, so that its lease must still be on its way."""
-        row = self.board.row(record.slot)
-        return row.generation == record.generation and (
-            (row.role == Role.SCHEDULER and row.epoch == record.run)
-            or (row.role == Role.DETOKENIZER and row.epoch == record.run + 1)
-        )
+    def _alive(self, slot: int, generation: int, run: int) -> bool:
+        """Whether the board shows this run alive, so that its lease, or its end, must still be on its way."""
+        row = self.board.row(slot)
+        if row.generation != generation or row.incarnation != self.board.live(row.role, row.index):
+            return False
+        at_scheduler = row.role == Role.SCHEDULER and row.epoch == run
+        return at_scheduler or (row.role == Role.DETOKENIZER and row.epoch == run + 1)
+
+    def _drop_dead_leases(self) -> None:
+        """What a dead scheduler leased ends nowhere. One that comes later stays until the slot's next lease."""
+        for slot, leased in list(self.leases.items()):
+            if not self._alive(slot, leased.lease.generation, leased.lease.run):
+                del self.leases[slot]
+        for slot, early in list(self.early.items()):
+            if not early or not self._alive(slot, early[0].generation, early[0].run):
+                del self.early[slot]
 
     def _push(self, leased: Leased, token: int, flags: int, logprob: float, out: list[Effect]) -> None:
         """Count one token; decode it unless the text ended before it."""

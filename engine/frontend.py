@@ -150,12 +150,13 @@ class FrontendCore:
         assert opened is not None
         key = self.hands.give(held, Role.TOKENIZER, 0, "tokenizing", now_ns, out)
         stream.held, stream.submitted = None, key.epoch
-        stream.granted = len(stream.delivered) + self.limits.mailbox_tokens_max
+        stream.granted = stream.taken + self.limits.mailbox_tokens_max
         prompt = opened.prompt
         if stream.prompt_ids is not None:
             prompt = Prompt(token_ids=stream.prompt_ids)
         stream.early.clear()
-        submit = Submit(key, self.me, stream.trace, opened.terms, opened.params, prompt, list(stream.delivered))
+        delivered = list(stream.delivered)
+        submit = Submit(key, self.me, stream.trace, opened.terms, opened.params, prompt, delivered, stream.granted)
         out.append(Send(Role.TOKENIZER, 0, submit))
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:

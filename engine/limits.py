@@ -21,7 +21,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connections_max: int = 4096
     socket_send_bytes_max: int = 1 << 17
     client_ping_s: float = 0.4
-    client_silence_s_max: float = 30.0
+    client_silence_s_max: float = 60.0
     client_outbox_messages_max: int = 256
     mailbox_tokens_max: int = 1024
     answer_s_max: float = 60.0

@@ -127,8 +127,7 @@ class SchedulerCore:
         end_ids = () if p.ignore_eos else self.end_ids
         sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids)
         base = len(event.delivered)
-        credit = base + self.limits.mailbox_tokens_max
-        seq = Sequence(held, event, sampling, list(event.delivered), base, credit, [0.0] * base)
+        seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base)
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.waiting.append(seq)

@@ -92,7 +92,8 @@ class TokenizerCore:
         max_tokens = asked if asked is not None else self.context_tokens_max - tokens
         params = msgspec.structs.replace(submit.params, max_tokens=max_tokens)
         key = self.hands.give(held, Role.SCHEDULER, 0, "queued", now_ns, out)
-        handed = Handed(key, submit.home, submit.trace, submit.terms, params, event.token_ids, submit.delivered)
+        prompt_ids, delivered = event.token_ids, submit.delivered
+        handed = Handed(key, submit.home, submit.trace, submit.terms, params, prompt_ids, delivered, submit.credit)
         out.append(Send(Role.SCHEDULER, 0, handed))
 
     def _too_long(self, tokens: int, asked: int | None) -> Failure | None:

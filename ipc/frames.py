@@ -110,7 +110,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Submit(Frame, frozen=True):
-    """Frontend -> tokenizer: the request. After a crash it carries the prompt's ids and the ids already delivered."""
+    """Frontend -> tokenizer: the request. After a crash it carries the prompt's ids and the ids already delivered.
+
+    ``credit`` is the output position up to which tokens may be made, as in ``Credit``.
+    """
 
     key: Key
     home: Address
@@ -119,6 +122,7 @@ class Submit(Frame, frozen=True):
     params: Params
     prompt: Prompt
     delivered: list[int]
+    credit: int
 
 
 class Handed(Frame, frozen=True):
@@ -131,6 +135,7 @@ class Handed(Frame, frozen=True):
     params: Params
     prompt_ids: list[int]
     delivered: list[int]
+    credit: int
 
 
 class Flush(Frame, frozen=True):

@@ -45,6 +45,8 @@ def serve_flags(command: Command) -> Command:
 def fail(error: BaseException | str, status: int = 1) -> NoReturn:
     """Say in one line what was wrong, and end."""
     words = str(error) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        words += "; to serve, install baton-llm[serve]"
     click.echo("baton: " + " ".join(words.split()), err=True)
     sys.exit(status)
 

@@ -48,14 +48,14 @@ class Client:
         if wish.deadline_after_ns is not None:
             self.deadline_ns = world.now + wish.deadline_after_ns
         if wish.cancel_after_ns is not None:
-            world.at(wish.cancel_after_ns, self._cancel)
+            world.at(wish.cancel_after_ns, self._give_up)
         terms = Terms("m", deadline_ns=self.deadline_ns)
         attributes: dict[str, str | int | float | bool] = {"number": wish.number}
         event = Open(
             *(wish.number, self.request_id, self.trace, self.trace[16:24], None),
             *(terms, wish.params, wish.prompt, world.now, attributes),
         )
-        world.feed(process, event)
+        world.tell(process, event)
 
     def hear(self, process: Process, effect: Begin | Deliver | Finish) -> None:
         """What the frontend says to this door."""
@@ -99,7 +99,7 @@ class Client:
         self._say(Taken(self.wish.number, self.taken))
         self._read()
 
-    def _cancel(self) -> None:
+    def _give_up(self) -> None:
         if self.state != "open":
             return
         self.cancelled = "cancelled"
@@ -111,7 +111,7 @@ class Client:
 
     def _say(self, event: Taken | Gone | Answered) -> None:
         if self.process is not None:
-            self.world.feed(self.process, event)
+            self.world.tell(self.process, event)
 
     def __str__(self) -> str:
         return f"client {self.wish.number}"

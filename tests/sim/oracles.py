@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.batch import StepRow
 from baton.engine.detokenizer import DetokenizerCore
-from baton.engine.effects import Account, Deliver, Finish, Plan, Span
+from baton.engine.effects import Account, Deliver, Finish, Plan, Span, StepDone
 from baton.engine.frontend import FrontendCore
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
@@ -82,6 +82,16 @@ class Oracles:
             assert pool is not None
             self.check(all(pool._held[block] for block in table), "a block was freed while a step names it")
 
+    def sampled(self, done: StepDone) -> None:
+        """A token that its client has is never sampled again."""
+        board = self.world.board
+        for record in done.records:
+            if board.row(record.slot).generation == record.generation:
+                request_id, _ = board.identity(record.slot)
+                client = self.world.clients[int.from_bytes(request_id, "big")]
+                known = len(client.ids)
+                self.check(record.position >= known, f"{client} has {known} tokens, {record} comes again")
+
     def delivered(self, client: Client, effect: Deliver) -> None:
         """What was delivered so far is the beginning of the true answer."""
         known = len(client.ids)
@@ -89,6 +99,10 @@ class Oracles:
         self.check(client.ids == answer.ids[:known], f"{client} got {client.ids}, the truth is {answer.ids}")
         self.check(len(effect.token_ids) == len(effect.texts), f"{client}: one text a token")
         self.check(answer.text.startswith("".join(client.texts)), f"{client} got {client.texts} of {answer.text!r}")
+        window = self.world.shape.limits.mailbox_tokens_max
+        self.check(
+            client.state != "open" or known - client.taken <= window, f"{client} has {known - client.taken} unread"
+        )
         wanted = len(effect.token_ids) if client.wish.params.logprobs else 0
         self.check(len(effect.logprobs) == wanted, f"{client} got {len(effect.logprobs)} of {wanted} logprobs")
 

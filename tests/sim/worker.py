@@ -68,9 +68,9 @@ class Worker:
             if rows is not None:
                 self.busy = True
                 self.world.events += 1
-                self.world.at(self.runner.cost_ns(rows), self._finish, plan, rows)
+                self.world.at(self.runner.cost_ns(rows), self._computed, plan, rows)
 
-    def _finish(self, plan: Plan, rows: list[StepRow]) -> None:
+    def _computed(self, plan: Plan, rows: list[StepRow]) -> None:
         if not self._lives():
             return
         self.world.oracles.step(plan, rows)
@@ -91,6 +91,7 @@ class Worker:
         if last == 2:
             world.kill(self.me.place)
             return
+        world.oracles.sampled(done)
         for role in (Role.SCHEDULER, Role.DETOKENIZER):
             world.ring_bell((role, 0))
         self.busy = False

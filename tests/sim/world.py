@@ -173,7 +173,7 @@ class World:
             self.ring_bell(place)
         self._arrived(place)
 
-    def feed(self, process: Process, event: object) -> None:
+    def tell(self, process: Process, event: object) -> None:
         """One event for one process, unless it is dead by now."""
         if self.live.get(process.place) is not process:
             return
@@ -222,7 +222,7 @@ class World:
                     self.oracles.account(effect)
                 case Encode():
                     ids = tokenize(effect.prompt.text or "")
-                    self.at(self._jitter(2), self.feed, process, Encoded(effect.slot, effect.generation, ids, None))
+                    self.at(self._jitter(2), self.tell, process, Encoded(effect.slot, effect.generation, ids, None))
                 case Plan():
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
                         raise Broken("the plan ring is full with one step in flight")
@@ -234,7 +234,7 @@ class World:
 
     def _tick(self, process: Process, name: str, token: int) -> None:
         if process.timers.get(name) == token:
-            self.feed(process, Tick(name))
+            self.tell(process, Tick(name))
 
     # -------------------------------------------------------------------------------- links and bells
 
@@ -270,7 +270,7 @@ class World:
         if isinstance(process, Worker):
             process.hear(frame)
         elif process is not None:
-            self.feed(process, frame)
+            self.tell(process, frame)
 
     def _arrived(self, place: Place) -> None:
         """Somebody is there again: what waited for the place comes in."""
@@ -289,7 +289,7 @@ class World:
         if isinstance(process, Worker):
             process.look()
         elif process is not None:
-            self.feed(process, Doorbell())
+            self.tell(process, Doorbell())
 
     def _jitter(self, slowness: int) -> int:
         return self.rng.randrange(20_000, 300_000) * slowness

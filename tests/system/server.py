@@ -114,10 +114,11 @@ class Server:
         return pid
 
     async def gauges(self) -> dict[str, float]:
-        """The gauges of ``/metrics``."""
+        """What the engine holds, as ``/metrics`` says."""
         async with self.session.get(f"{self.url}/metrics") as response:
             text = await response.text()
-        return {m[1]: float(m[2]) for m in re.finditer(r"^baton_(\w+) ([\d.e+]+)$", text, re.M)}
+        names = r"requests_running|requests_waiting|kv_blocks_\w+"
+        return {m[1]: float(m[2]) for m in re.finditer(rf"^baton_({names}) ([\d.e+]+)$", text, re.M)}
 
     async def idle(self, seconds: float) -> dict[str, float]:
         """Wait until nothing runs, nothing waits and every block is free; the gauges then."""

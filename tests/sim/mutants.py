@@ -1,0 +1,173 @@
+"""Defects, one a rule: each is put into a production module and must be caught by the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+import baton.engine.detokenizer as detokenizer
+import baton.engine.frontend as frontend
+import baton.engine.scheduler as scheduler
+from baton.engine.batcher import Batcher
+from baton.engine.effects import TokenRecord
+from baton.engine.ownership import Ownership
+from baton.engine.worker import WorkerCore
+
+Patch = pytest.MonkeyPatch
+FrontendCore, SchedulerCore = frontend.FrontendCore, scheduler.SchedulerCore
+DetokenizerCore = detokenizer.DetokenizerCore
+
+
+def cancel_frees_at_once(patch: Patch) -> None:
+    """A cancelled sequence is finished, and its blocks freed, while a step names it."""
+
+    def finish_ended(self: Any, now_ns: int, out: list[Any]) -> None:
+        ready, self.ended = self.ended, []
+        for seq in ready:
+            seq.in_flight = False
+            self._finish(seq, now_ns, out)
+
+    patch.setattr(SchedulerCore, "_finish_ended", finish_ended)
+
+
+def a_stale_hand_over_is_accepted(patch: Patch) -> None:
+    """A frame is taken whatever the row says, as long as it is the same request."""
+    patch.setattr(Ownership, "may_take", lambda self, key: self.board.row(key.slot).generation == key.generation)
+
+
+def a_slow_owner_is_taken_for_dead(patch: Patch) -> None:
+    """A frontend seizes before the owner is reaped."""
+    look = FrontendCore._look
+
+    def impatient(self: Any, stream: Any, now_ns: int, out: list[Any]) -> None:
+        row = self.board.row(stream.slot)
+        if row.role != self.me.role and row.taken and now_ns - row.since_ns > 20_000_000:
+            self._seize(stream, row, self.me, now_ns, out)
+        else:
+            look(self, stream, now_ns, out)
+
+    patch.setattr(FrontendCore, "_look", impatient)
+
+
+def delivered_past_the_end(patch: Patch) -> None:
+    """The detokenizer goes on decoding past an end flag."""
+    patch.setattr(detokenizer, "ending", lambda flags, length, max_tokens: None)
+    patch.setattr(scheduler, "ending", lambda flags, length, most: "length" if length >= most else None)
+
+
+def the_generation_is_forgotten(patch: Patch) -> None:
+    """A record and a text count for whatever request has the slot now."""
+
+    def counts(record: TokenRecord, generation: int, run: int, length: int) -> bool:
+        return record.position == length and record.run == run
+
+    patch.setattr(scheduler, "counts", counts)
+    patch.setattr(detokenizer, "counts", counts)
+    patch.setattr(FrontendCore, "_stream", lambda self, slot, generation: self.streams.get(slot))
+
+
+def resubmitted_without_delivered_ids(patch: Patch) -> None:
+    """A request begins its next life from nothing."""
+    submit = FrontendCore._submit
+
+    def forgetful(self: Any, stream: Any, held: Any, now_ns: int, out: list[Any]) -> None:
+        submit(self, stream, held, now_ns, out)
+        out[-1] = msgspec.structs.replace(out[-1], frame=msgspec.structs.replace(out[-1].frame, delivered=[]))
+
+    patch.setattr(FrontendCore, "_submit", forgetful)
+
+
+def rolled_back_without_draining(patch: Patch) -> None:
+    """The scheduler forgets what a dead worker had committed."""
+
+    def roll_back(self: Any, now_ns: int, out: list[Any]) -> None:
+        self.ring.read()
+        self.flight = None
+        self.ranks.clear()
+        self.batcher.roll_back(now_ns, out)
+
+    patch.setattr(SchedulerCore, "_roll_back", roll_back)
+
+
+def leased_without_draining(patch: Patch) -> None:
+    """A new detokenizer is leased the tokens the scheduler happens to know, and the rest is skipped."""
+    life = SchedulerCore._life
+
+    def lease(self: Any, event: Any, now_ns: int, out: list[Any]) -> None:
+        drain, self._drain = self._drain, lambda now_ns, out: None
+        life(self, event, now_ns, out)
+        self._drain = drain
+
+    patch.setattr(SchedulerCore, "_life", lease)
+
+
+def no_recall(patch: Patch) -> None:
+    """What a dead sender had not sent is waited for, for ever."""
+    patch.setattr(Ownership, "recall", lambda *arguments: None)
+
+
+def cancel_word_unread_when_taking(patch: Patch) -> None:
+    """A cancel that comes between two owners is heard by neither."""
+    taken = SchedulerCore._handed
+
+    def deaf(self: Any, event: Any, now_ns: int, out: list[Any]) -> None:
+        cancelled, self.hands.cancelled = self.hands.cancelled, lambda held: False
+        taken(self, event, now_ns, out)
+        self.hands.cancelled = cancelled
+
+    patch.setattr(SchedulerCore, "_handed", deaf)
+
+
+def old_text_is_delivered(patch: Patch) -> None:
+    """Text of a run that was given up counts."""
+    text = FrontendCore._text
+
+    def credulous(self: Any, piece: Any, now_ns: int, out: list[Any]) -> None:
+        stream = self._stream(piece.slot, piece.generation)
+        run = max(piece.run, stream.submitted + 1) if stream is not None else piece.run
+        text(self, msgspec.structs.replace(piece, run=run), now_ns, out)
+
+    patch.setattr(FrontendCore, "_text", credulous)
+
+
+def plans_for_any_worker(patch: Patch) -> None:
+    """A worker runs plans that were made for the one before it."""
+    apply = WorkerCore.apply
+
+    def gullible(self: Any, plan: Any) -> Any:
+        return apply(self, msgspec.structs.replace(plan, incarnations=(self.incarnation,)))
+
+    patch.setattr(WorkerCore, "apply", gullible)
+
+
+def preempted_blocks_are_kept(patch: Patch) -> None:
+    """A preempted sequence believes that its cache is still there."""
+    preempt = Batcher._preempt
+
+    def keep(self: Any, seq: Any, now_ns: int, out: list[Any]) -> None:
+        computed = seq.computed
+        preempt(self, seq, now_ns, out)
+        seq.computed = min(computed, 1)
+
+    patch.setattr(Batcher, "_preempt", keep)
+
+
+#: every mutant, with the seeds within which it must be caught
+MUTANTS: list[tuple[Callable[[Patch], None], range]] = [
+    (cancel_frees_at_once, range(60)),
+    (a_stale_hand_over_is_accepted, range(200)),
+    (a_slow_owner_is_taken_for_dead, range(60)),
+    (delivered_past_the_end, range(60)),
+    (the_generation_is_forgotten, range(200)),
+    (resubmitted_without_delivered_ids, range(60)),
+    (rolled_back_without_draining, range(200)),
+    (leased_without_draining, range(200)),
+    (no_recall, range(200)),
+    (cancel_word_unread_when_taking, range(200)),
+    (old_text_is_delivered, range(540, 600)),
+    (plans_for_any_worker, range(200)),
+    (preempted_blocks_are_kept, range(60)),
+]

@@ -1,0 +1,17 @@
+"""The simulator is worth something only if it catches what it is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.__main__ import failure
+from tests.sim.mutants import MUTANTS
+
+
+@pytest.mark.parametrize(("mutant", "seeds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
+def test_mutant_is_caught(mutant: Callable[[pytest.MonkeyPatch], None], seeds: range) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        mutant(patch)
+        assert any(failure(seed) for seed in seeds), f"{mutant.__doc__} Nobody noticed in {len(seeds)} seeds."
