@@ -133,6 +133,7 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
             blocks=settings.kv_blocks,
             kv_bytes=kv_bytes,
             threads=settings.threads,
+            device=settings.device,
         )
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:

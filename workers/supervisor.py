@@ -57,6 +57,10 @@ BELLS = [(role, index, "plans") for role, index in PLACES if role is Role.WORKER
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
+#: a worker's threads must not spin for long: the other processes live on the same cores
+QUIET_THREADS = {"GOMP_SPINCOUNT": "1000"}
+
+
 class ServeError(Exception):
     """The server cannot start or go on; one line for people."""
 
@@ -149,6 +153,7 @@ class Supervisor:
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=[*self.bells.values(), self.lifeline],
             start_new_session=True,
+            env={**QUIET_THREADS, **os.environ},
         )
         self.board.set_pid(child.role, child.index, child.process.pid)
         self._task(self._await_death(child, child.process))

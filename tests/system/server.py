@@ -110,6 +110,7 @@ class Server:
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to the process of a role; its process id."""
         pid = self.places()[role].pid
+        assert pid > 1, f"{role} is being restarted"  # 0 would be our own process group
         os.kill(pid, number)
         return pid
 
