@@ -35,15 +35,15 @@ class _Wire:
 class Network:
     """All wires of one simulated machine. Invariant: the frames of a wire arrive in the order in which they were sent.
 
-    ``delay_ns(sender, receiver)`` is asked for each frame; ``lose(waiting)`` says how many of a killed process's frames
-    are lost.
+    ``delay_ns(sender, receiver, frame)`` is asked for each frame; ``lose(waiting)`` says how many of a killed process's
+    frames are lost.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         now_ns: Callable[[], int],
-        delay_ns: Callable[[Place, Place], int] = lambda sender, receiver: 0,
+        delay_ns: Callable[[Address, Place, AnyFrame], int] = lambda sender, receiver, frame: 0,
         lose: Callable[[int], int] = lambda waiting: waiting,
     ) -> None:
         self._loop = loop
@@ -85,7 +85,7 @@ class Network:
         """Frames on the wires between the living."""
         return sum(len(wire.frames) for wire in self._wires.values() if wire.receiver in self._bound)
 
-    def carry(self, sender: Address, receiver: Place, data: bytes, waiting_max: int) -> None:
+    def carry(self, sender: Address, receiver: Place, frame: AnyFrame, data: bytes, waiting_max: int) -> None:
         """Put a frame on its wire."""
         key = (sender.place, sender.incarnation, receiver)
         wire = self._wires.get(key)
@@ -93,7 +93,7 @@ class Network:
             wire = self._wires[key] = _Wire(sender, receiver)
         wire.frames.append(data)
         assert len(wire.frames) <= waiting_max, f"{receiver} takes no frames"
-        wire.last_ns = max(wire.last_ns, self._now_ns() + self._delay_ns(sender.place, receiver))
+        wire.last_ns = max(wire.last_ns, self._now_ns() + self._delay_ns(sender, receiver, frame))
         self._loop.call_at(wire.last_ns / 1e9, self._arrive, wire, context=self._context)
 
     def refill(self, links: MemoryLinks) -> None:
@@ -145,7 +145,8 @@ class MemoryLinks:
     def send(self, role: Role, index: int, frame: AnyFrame) -> None:
         """Send a frame; it leaves now, whoever is there. Never blocks."""
         data = self._post.seal(role, index, frame)
-        self._network.carry(self.me, (role, index), data, self.limits.outbox_frames_max + self.limits.inbox_frames_max)
+        waiting_max = self.limits.inbox_frames_max + self.limits.outbox_frames_max
+        self._network.carry(self.me, (role, index), frame, data, waiting_max)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Hear nothing any more; what was sent travels on."""

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import math
 import selectors
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from typing import Any, TypeVar, TypeVarTuple
 
 _current: contextvars.ContextVar[Compartment | None] = contextvars.ContextVar("compartment", default=None)
@@ -79,11 +79,12 @@ class Compartment:
             self._held.append((callback, arguments, context))
             return
         try:
-            callback(*arguments)
+            try:
+                callback(*arguments)
+            except Exception as error:
+                self.failed(error)
         except Killed:
             self.kill()
-        except Exception as error:
-            self.failed(error)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -92,7 +93,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns
         super().__init__(_Jumper(self))
-        self.set_task_factory(_make_task)
 
     def now_ns(self) -> int:
         """The virtual time in ns; what a simulated process takes for the machine's clock."""
@@ -136,6 +136,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             timers.difference_update([old for old in timers if old.cancelled()])
         return timer
 
+    def create_task(
+        self,
+        coro: Generator[Any, None, ResultT] | Coroutine[Any, Any, ResultT],
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[ResultT]:
+        """As any loop's, within the compartment of ``context``."""
+        task = super().create_task(coro, name=name, context=context)
+        compartment = _current.get() if context is None else context.get(_current)
+        if compartment is not None:
+            compartment.tasks.add(task)
+            task.add_done_callback(compartment.tasks.discard)
+        return task
+
     def bury(self, compartments: Iterable[Compartment]) -> None:
         """At the end of a simulation: let every coroutine that still stands somewhere come to its end, unheard."""
         for compartment in compartments:
@@ -146,17 +161,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             task.cancel()
         if left:
             self.run_until_complete(asyncio.wait(left))
-
-
-def _make_task(
-    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, ResultT], **rest: Any
-) -> asyncio.Task[ResultT]:
-    task: asyncio.Task[ResultT] = asyncio.Task(work, loop=loop, **rest)
-    compartment = _current.get()
-    if compartment is not None:
-        compartment.tasks.add(task)
-        task.add_done_callback(compartment.tasks.discard)
-    return task
 
 
 class _Jumper(selectors.BaseSelector):
