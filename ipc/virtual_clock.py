@@ -8,10 +8,11 @@ kernel. A killed one leaves its coroutines where they stood; nothing of it runs 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import math
 import selectors
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar, TypeVarTuple
 
 _current: contextvars.ContextVar[Compartment | None] = contextvars.ContextVar("compartment", default=None)
@@ -92,6 +93,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, start_ns: int = 0) -> None:
         self._now_ns = start_ns
+        self._standing: set[asyncio.Task[Any]] = set()  # held, so that no coroutine of a dead process is collected
         super().__init__(_Jumper(self))
 
     def now_ns(self) -> int:
@@ -147,20 +149,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         task = super().create_task(coro, name=name, context=context)
         compartment = _current.get() if context is None else context.get(_current)
         if compartment is not None:
-            compartment.tasks.add(task)
-            task.add_done_callback(compartment.tasks.discard)
+            for tasks in (compartment.tasks, self._standing):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         return task
 
-    def bury(self, compartments: Iterable[Compartment]) -> None:
-        """At the end of a simulation: let every coroutine that still stands somewhere come to its end, unheard."""
-        for compartment in compartments:
-            compartment.dead = compartment.frozen = False
-            compartment.failed = lambda error: None
-        left = asyncio.all_tasks(self)
-        for task in left:
-            task.cancel()
-        if left:
-            self.run_until_complete(asyncio.wait(left))
+    def bury(self) -> None:
+        """At the end of a simulation: end every coroutine that still stands somewhere, and hear nothing of it."""
+        self.set_exception_handler(lambda loop, context: None)
+        for task in asyncio.all_tasks(self):
+            coroutine = task.get_coro()
+            assert coroutine is not None
+            with contextlib.suppress(Exception, Killed):  # it ends in the ruins of a process; nothing it says counts
+                coroutine.close()
+        self.close()
 
 
 class _Jumper(selectors.BaseSelector):

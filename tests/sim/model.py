@@ -1,7 +1,7 @@
 """The model file of level two: a vocabulary and no tensors, read by the real tokenizer and detokenizer.
 
 Its first ids are the script's pieces, so that answers are what the script says; after them comes a token for each byte
-that no piece stands for, and with no merges a prompt's ids are its bytes.
+that no piece stands for, and with no merge that applies a prompt's ids are its bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def model_file() -> Path:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(plain)
     writer.add_token_types([3 if token in TABLE.special else 1 for token in range(len(plain))])
-    writer.add_token_merges([])
+    writer.add_token_merges(["2 2"])  # there must be one; no prompt has digits
     writer.add_eos_token_id(END)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
