@@ -71,6 +71,7 @@ class Host:
         self._members: dict[Place, Member] = {}
         self._unborn: set[Place] = set()
         self._pending = len(self.faults)
+        self._judged = False
         self.network = Network(self.loop, self.loop.now_ns, self._delay_ns, self._lose)
         self.machine = MemoryMachine(self.loop, self.network, shape.limits, shape.frontends, ranks=1)
         self.board = self.machine.board
@@ -106,7 +107,7 @@ class Host:
         self.oracles.check(not left, f"the server is over, and these live: {left}")
         waiting = [f"{client} is {client.state}" for client in self.clients if client.state == "open"]
         self.oracles.check(not waiting, f"the server is over, and {waiting}")
-        if self.stop_at_ns is not None:
+        if not self._judged:
             self.oracles.at_the_end()
 
     async def _judge(self) -> None:
@@ -117,11 +118,17 @@ class Host:
                 self.judge(self.oracles.after, member)
             if not self.stop_asked and self.stop_at_ns is None and self._done():
                 self.judge(self.oracles.at_the_end)
+                self._judged = True
                 self.ask_to_stop()
 
     def _done(self) -> bool:
         quiet = not self._pending and not any(member.compartment.frozen for member in self._members.values())
         return quiet and self.supervisor.core.phase == "serving" and not self.oracles.unfinished()
+
+    @property
+    def ending(self) -> bool:
+        """Whether the server is on its way to its end, asked or because it cannot be kept up."""
+        return self.supervisor.core.phase in ("draining", "stopping")
 
     def ask_to_stop(self) -> None:
         """SIGTERM."""
@@ -266,7 +273,7 @@ class Host:
         left = member.compartment.left()
         own = [line for line in left if "main" not in line]
         self.judge(self.oracles.check, not own, f"{member.me} ended and left {own}")
-        self.judge(self.oracles.check, self.stop_asked, f"{member.me} ended by itself with {status}")
+        self.judge(self.oracles.check, self.ending, f"{member.me} ended by itself with {status}")
         self.later(0, self._exit, member, f"status {status}")
 
     def _exit(self, member: Member, how: str) -> None:
@@ -308,12 +315,14 @@ class Host:
             self.later(fault.at_ns / 1e9, self._strike, fault)
         if self.stop_at_ns is not None:
             self.later(self.stop_at_ns / 1e9, self.ask_to_stop)
+            if self.rng.random() < 0.2:
+                self.later(self.stop_at_ns / 1e9 + self.jitter(60), self.ask_to_stop)
 
     def _is_over(self, effect: Over) -> None:
         self.over = True
-        if effect.failure is not None:
-            self.object(effect.failure)
-        elif not self._end.done():
+        spent = effect.failure is not None and "died" in effect.failure and self.deaths > self.shape.limits.restarts_max
+        self.judge(self.oracles.check, effect.failure is None or spent, f"the server failed: {effect.failure}")
+        if not self._end.done():
             self._end.set_result(None)
 
     def _strike(self, fault: Fault) -> None:
@@ -351,9 +360,9 @@ def _limits(rng: random.Random, shape: Shape) -> Limits:
         tell_s_max=0.01,
         restart_backoff_s=0.002,
         restart_window_s=0.2,
-        restarts_max=1000,
+        restarts_max=rng.choice((1, 1000, 1000, 1000)),
         lone_deaths_max=1000,
-        drain_s_max=3.0,
+        drain_s_max=rng.choice((0.02, 3.0)),
         stop_s_max=0.5,
         start_s_max=5.0,
     )
