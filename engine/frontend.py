@@ -362,23 +362,21 @@ class FrontendCore:
             self._cancel(stream, "slow_consumer", out)
 
     def _halt(self, event: Halt, now_ns: int, out: list[Effect]) -> None:
-        """The engine is gone for good: every waiting client gets its error now."""
+        """The engine is gone for good: every waiting client gets its error now, and every request its account."""
         self.halted = event.reason
         failure = Failure(503, "server_error", event.reason, None, "engine_stopped")
-        for stream in list(self.doors.values()):
-            if stream.finish is None and stream.door is not None:
-                finish = Finish(
-                    stream.door,
-                    "error",
-                    None,
-                    "",
-                    len(stream.delivered),
-                    len(stream.prompt_ids or []),
-                    failure,
-                )
+        for stream in self.streams.values():
+            numbers = len(stream.delivered), len(stream.prompt_ids or [])
+            finish = stream.finish
+            if finish is None and stream.door is None:
+                finish = Finish(-1, stream.cancel_reason or "cancelled", None, "", *numbers, None)
+            elif finish is None and stream.door is not None:
+                finish = Finish(stream.door, "error", None, "", *numbers, failure)
                 out.append(finish)
-            self.doors.pop(stream.door or 0, None)
-            self.streams.pop(stream.slot, None)
+            if stream.opened is not None and finish is not None:
+                out.extend(accounts(stream, stream.opened, finish, now_ns))
+        self.doors.clear()
+        self.streams.clear()
 
     def _check_drained(self, out: list[Effect]) -> None:
         if self.draining and not self.streams:
