@@ -45,10 +45,9 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
     doors: Entrance = entrance if entrance is not None else Doors()
     core = FrontendCore(process.me, board, board.slice(process.me.index), process.limits)
 
-    def feed(event: object) -> None:
-        shell.feed(event)
-
-    reception = Reception(feed, process.now_ns, process.card, process.limits, process.settings.trace_sample_ratio)
+    reception = Reception(
+        process.feed, process.now_ns, process.card, process.limits, process.settings.trace_sample_ratio
+    )
 
     def heard(serving: Serving) -> None:
         nonlocal word
@@ -70,7 +69,7 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
 
     process.listen(Serving, heard)
     perform = reception.perform
-    shell = process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
+    process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
     sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()))
     try:
         bound = await doors.start(reception, process.settings, sources, process.launch.path)

@@ -54,9 +54,9 @@ async def run(process: Process) -> None:
             ids = encoder.encode(effect.prompt)
         except ChatTemplateError as error:
             failure = Failure(400, "invalid_request_error", str(error), "messages", "chat_template")
-        shell.feed(Encoded(effect.slot, effect.generation, ids, failure))
+        process.feed(Encoded(effect.slot, effect.generation, ids, failure))
 
     core = TokenizerCore(process.me, process.board, process.card.context_tokens_max, process.limits)
-    shell = process.run_core(core, {Encode: encode})
+    process.run_core(core, {Encode: encode})
     process.ready({})
     await process.halted.wait()
