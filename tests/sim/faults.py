@@ -16,6 +16,7 @@ FAULTS = {
     "stop": 1,  # SIGSTOP: the kernel tells
     "hang": 1,  # it works no more, and nobody tells
     "slow": 4,  # it does nothing for a while
+    "damage": 1,  # a byte of the ring it writes next is turned over
 }
 SPAN_NS = 120 * MS
 

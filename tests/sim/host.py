@@ -22,12 +22,13 @@ from baton.engine.limits import Limits
 from baton.engine.watch import Place as Seen
 from baton.ipc.frames import Address, AnyFrame, KVLayout, Role
 from baton.ipc.memory_link import Network, Place
+from baton.ipc.ring import CURSORS, WRITTEN
 from baton.ipc.shell import Shell
 from baton.ipc.virtual_clock import Asleep, VirtualLoop
 from baton.workers.config import Card, Launch, Settings
 from baton.workers.fake import ScriptedRunner
 from baton.workers.gpu import StepRunner
-from baton.workers.memory import MemoryMachine
+from baton.workers.memory import Bell, MemoryMachine
 from tests.sim.faults import SPAN_NS, Fault, make_faults, places_of
 from tests.sim.members import Member
 from tests.sim.model import card, encode
@@ -36,7 +37,7 @@ from tests.sim.script import MS, VOCAB, Shape, make_shape, make_wishes
 from tests.sim.visitors import Visitor
 
 HISTORY_S_MAX = 30.0
-JUDGE_EVERY_S = 0.0007
+JUDGE_EVERY_S = 0.0017
 START_NS = 10_000_000 * MS  # late enough that a request may have been received long ago
 
 
@@ -72,8 +73,9 @@ class Host:
         self._unborn: set[Place] = set()
         self._pending = len(self.faults)
         self._judged = False
+        self._damaged: set[Role] = set()  # whose next frame in a ring is to be damaged
         self.network = Network(self.loop, self.loop.now_ns, self._delay_ns, self._lose)
-        self.machine = MemoryMachine(self.loop, self.network, shape.limits, shape.frontends, ranks=1)
+        self.machine = MemoryMachine(self.loop, self.network, shape.limits, shape.frontends, 1, self._rung)
         self.board = self.machine.board
         self.oracles = Oracles(self)  # type: ignore[arg-type]  # it has what the oracles look at, as a world has
         self._end: asyncio.Future[None] = self.loop.create_future()
@@ -114,8 +116,9 @@ class Host:
         """Look again and again; when all is done, ask the server to end."""
         while True:
             await asyncio.sleep(JUDGE_EVERY_S)
-            for member in self.live.values():
-                self.judge(self.oracles.after, member)
+            members = list(self.live.values())
+            if members:  # any one: its look is at all of them; only a scheduler is asked for more
+                self.judge(self.oracles.after, max(members, key=lambda member: member.me.role == Role.SCHEDULER))
             if not self.stop_asked and self.stop_at_ns is None and self._done():
                 self.judge(self.oracles.at_the_end)
                 self._judged = True
@@ -298,7 +301,12 @@ class Host:
             self.kill(member.place)
 
     def _kill_asked(self, effect: Kill) -> None:
-        self._unborn.discard((effect.role, effect.index))
+        """The supervisor kills who hangs, who damaged a ring, or lost what was in one, and nobody else."""
+        place = (effect.role, effect.index)
+        self._unborn.discard(place)
+        member, condemned = self._members.get(place), self.supervisor.core.children[place].condemned or ""
+        hangs = member is None or member.compartment.frozen or "ring" in condemned or "could not read" in condemned
+        self.judge(self.oracles.check, hangs, f"{place} is killed though it works")
         self.later(self.jitter(1), self.kill, (effect.role, effect.index))
 
     def _reap(self, me: Address, how: str) -> None:
@@ -342,8 +350,24 @@ class Host:
             case "slow":
                 member.compartment.freeze()
                 self.later(fault.for_ns / 1e9, member.compartment.thaw)
+            case "damage":
+                self._damaged |= {fault.place[0]}
             case name:
                 raise AssertionError(name)
+
+    def _rung(self, bell: Bell) -> None:
+        """Somebody wrote to a ring; if it is to be damaged, a byte of what was written last is turned over."""
+        ring, writer = bell[2], Role.WORKER if bell[2] == "tokens" else Role.SCHEDULER
+        if writer not in self._damaged:
+            return
+        view = self.machine.map_ring(ring)
+        written, cursor = view.words[WRITTEN], view.words[CURSORS + (bell[0] == Role.DETOKENIZER)]
+        if cursor < written:
+            self._damaged -= {writer}
+            at = self.rng.randrange(cursor, written) % view.capacity
+            view.data[at] ^= 1 << self.rng.randrange(8)
+            self.say(f"the {ring} ring is damaged at {at}")
+        view.close()
 
 
 def _limits(rng: random.Random, shape: Shape) -> Limits:

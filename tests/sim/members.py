@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ class Member:
         log = Log(Recorder(host, str(self.me)))
         surroundings = MemorySurroundings(host.machine, self.compartment, self.me, log, Spans(host))
         self.process = Process(self.launch, self.me, surroundings)
+        if host.rng.random() < 0.3:  # it is long in loading, and hears frames meanwhile
+            await asyncio.sleep(host.jitter(30))
         host.ended(self, await live(self.process, self._role()))
 
     def _role(self) -> Callable[[Process], Coroutine[None, None, None]]:
