@@ -17,7 +17,7 @@ from baton.ipc.frames import Serving
 from baton.workers.config import Settings
 from baton.workers.process import Process, StartError
 
-STOP_GRACE_S = 1.0
+STOP_GRACE = 1 / 3  # of the time the supervisor waits for the process to end
 
 
 class Entrance(Protocol):
@@ -77,4 +77,4 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
         raise StartError(str(error)) from error
     process.ready(bound)
     await process.halted.wait()
-    await doors.stop(STOP_GRACE_S)
+    await doors.stop(STOP_GRACE * process.limits.stop_s_max)
