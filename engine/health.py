@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.engine.buggify import buggify
 from baton.engine.effects import (
     Died,
     Dump,
@@ -214,7 +215,7 @@ class HealthCore:
             if not child.alive or child.condemned is not None:
                 continue
             ping, why = self.watch.look(place, state, now_ns)
-            if ping:
+            if ping or buggify("ping"):
                 out.append(Send(child.role, child.index, Ping()))
             if why is not None:
                 self._condemn(child, why, now_ns, out)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from baton.engine.batch import Sampling
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
+from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start, StepDone, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
@@ -360,7 +361,7 @@ class SchedulerCore:
         live = self.board.live(Role.DETOKENIZER, 0)
         for seq, count in chosen:
             held = seq.held
-            if seq.leased_to != live:
+            if seq.leased_to != live or buggify("lease again"):
                 self._lease(seq, out)
             if not seq.started:
                 seq.started = True

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from baton.engine.buggify import armed
 from baton.engine.effects import Died, Dump, Inquire, Kill, Note, Opened, Over, Spawn, StopAsked
 from baton.engine.health import HealthCore
 from baton.engine.limits import Limits
@@ -29,6 +30,7 @@ from baton.workers.config import Card, Launch, Settings
 from baton.workers.fake import ScriptedRunner
 from baton.workers.gpu import StepRunner
 from baton.workers.memory import Bell, MemoryMachine
+from tests.sim.chance import chance
 from tests.sim.faults import SPAN_NS, Fault, make_faults, places_of
 from tests.sim.members import Member
 from tests.sim.model import card, encode
@@ -45,7 +47,9 @@ class Host:
     """Invariant: a place has at most one living member, and its successor starts only when the supervisor says so."""
 
     def __init__(self, seed: int, record: bool = False) -> None:
+        self.seed = seed
         self.rng = rng = random.Random(seed)
+        self.rare: set[str] = set()
         shape = make_shape(rng)
         self.shape = shape = replace(shape, limits=_limits(rng, shape), repeats=False)
         self.record = record
@@ -85,7 +89,8 @@ class Host:
     def run(self) -> str:
         """Play the history to its end and return its hash; raises ``Broken`` when an oracle objects."""
         try:
-            self.loop.run_until_complete(self._play())
+            with armed(chance(self.seed, self.rare)):
+                self.loop.run_until_complete(self._play())
         except Asleep:
             raise Broken(f"everybody waits for somebody else: {self.oracles.unfinished()}") from None
         except TimeoutError:
