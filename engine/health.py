@@ -115,18 +115,10 @@ class HealthCore:
                 self._tick(event.name, now_ns, out)
             case Died():
                 self._died(event, now_ns, out)
-            case Ready():
+            case Ready() | StartFailed() | Drained():
                 child = self.children.get(event.address.place)
                 if child is not None and child.alive and event.address.incarnation == child.incarnation:
-                    child.ready, child.detail = True, event.detail
-                    self._opened(out)
-                    self._tell_serving(out)
-            case StartFailed():
-                self._fail(event.reason, now_ns, out)
-            case Drained():
-                self.drained.add(event.address.index)
-                if self.phase == "draining" and self.drained >= self._frontends():
-                    self._stop(SHUTTING_DOWN, now_ns, out)
+                    self._heard(child, event, now_ns, out)
             case Damaged():
                 self._damaged(event, now_ns, out)
             case StopAsked():
@@ -134,6 +126,19 @@ class HealthCore:
             case _:
                 raise AssertionError(f"no such event for a supervisor: {event!r}")
         return out
+
+    def _heard(self, child: Child, event: Ready | StartFailed | Drained, now_ns: int, out: list[Effect]) -> None:
+        match event:
+            case Ready():
+                child.ready, child.detail = True, event.detail
+                self._opened(out)
+                self._tell_serving(out)
+            case StartFailed():
+                self._fail(event.reason, now_ns, out)
+            case Drained():
+                self.drained.add(child.index)
+                if self.phase == "draining" and self.drained >= self._frontends():
+                    self._stop(SHUTTING_DOWN, now_ns, out)
 
     def _tick(self, name: str, now_ns: int, out: list[Effect]) -> None:
         match name.split():

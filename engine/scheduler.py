@@ -188,14 +188,16 @@ class SchedulerCore:
                 self._admit(seq, now_ns, out)
 
     def _life(self, event: Life, now_ns: int, out: list[Effect]) -> None:
+        """Somebody was replaced; by whom, the life table says."""
+        live = self.board.live(event.role, event.index)
         if event.role == Role.WORKER:
             hello = self.ranks.get(event.index)
-            if hello is not None and hello.address.incarnation < event.incarnation:
+            if hello is not None and hello.address.incarnation < live:
                 self._roll_back(now_ns, out, event.fault)
         elif event.role == Role.DETOKENIZER:
             self._drain(now_ns, out)
             for seq in self.sequences.values():
-                if seq.leased_to and seq.leased_to < event.incarnation:
+                if seq.leased_to and seq.leased_to < live:
                     self._lease(seq, out)
 
     def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:

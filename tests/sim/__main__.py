@@ -18,7 +18,7 @@ from tests.sim.host import Host
 from tests.sim.oracles import Broken
 from tests.sim.world import World
 
-LEVELS = {1: World, 2: Host}
+LEVELS: dict[int, type[World] | type[Host]] = {1: World, 2: Host}
 
 
 def failure(seed: int, level: int = 1) -> str | None:

@@ -131,12 +131,12 @@ class Host:
 
     def _done(self) -> bool:
         quiet = not self._pending and not any(member.compartment.frozen for member in self._members.values())
-        return quiet and self.supervisor.core.phase == "serving" and not self.oracles.unfinished()
+        return quiet and self.health.phase == "serving" and not self.oracles.unfinished()
 
     @property
     def ending(self) -> bool:
         """Whether the server is on its way to its end, asked or because it cannot be kept up."""
-        return self.supervisor.core.phase in ("draining", "stopping")
+        return self.health.phase in ("draining", "stopping")
 
     def ask_to_stop(self) -> None:
         """SIGTERM."""
@@ -216,7 +216,7 @@ class Host:
         def deliver(frame: AnyFrame) -> None:
             shell.feed(frame)
 
-        core = HealthCore(me, self.board, self.places, self._look, limits)
+        self.health = core = HealthCore(me, self.board, self.places, self._look, limits)
         links = self.network.connect(me, limits, self.board, deliver, self._reported)
         shell = Shell(
             core,
@@ -309,7 +309,7 @@ class Host:
         """The supervisor kills who hangs, who damaged a ring, or lost what was in one, and nobody else."""
         place = (effect.role, effect.index)
         self._unborn.discard(place)
-        member, condemned = self._members.get(place), self.supervisor.core.children[place].condemned or ""
+        member, condemned = self._members.get(place), self.health.children[place].condemned or ""
         hangs = member is None or member.compartment.frozen or "ring" in condemned or "could not read" in condemned
         self.judge(self.oracles.check, hangs, f"{place} is killed though it works")
         self.later(self.jitter(1), self.kill, (effect.role, effect.index))

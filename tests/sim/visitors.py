@@ -17,7 +17,8 @@ from baton.workers.config import Settings
 from tests.sim.script import Wish, reference
 
 if TYPE_CHECKING:
-    from tests.sim.host import Host, Member
+    from tests.sim.host import Host
+    from tests.sim.members import Member
 
 #: what a client is told when the server ends
 ENDINGS = ("shutting_down", "engine_stopped")
