@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import msgspec
+
+from baton.engine.limits import Limits
 from baton.ipc.frames import Role
 from baton.ipc.memory_link import Place
 from tests.sim.script import MS, Shape
@@ -52,3 +55,25 @@ def places_of(shape: Shape) -> list[Place]:
     """Every place of a world, in the order in which they are started."""
     first = [(Role.WORKER, 0), (Role.TOKENIZER, 0), (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
     return [*first, *((Role.FRONTEND, index) for index in range(shape.frontends))]
+
+
+def limits_of(rng: random.Random, shape: Shape) -> Limits:
+    """The bounds of a world's processes: tight, so that they are met within a second."""
+    return msgspec.structs.replace(
+        shape.limits,
+        inbox_frames_max=rng.choice((2, 8, 4096)),
+        inbox_batch_frames_max=rng.choice((1, 64)),
+        token_ring_bytes=shape.token_ring_bytes,
+        plan_ring_bytes=shape.plan_ring_bytes,
+        watch_interval_s=0.05,
+        ping_interval_s=0.1,
+        hung_s_max=0.3,
+        tell_s_max=0.01,
+        restart_backoff_s=0.002,
+        restart_window_s=0.2,
+        restarts_max=rng.choice((1, 1000, 1000, 1000)),
+        lone_deaths_max=1000,
+        drain_s_max=rng.choice((0.02, 3.0)),
+        stop_s_max=0.5,
+        start_s_max=5.0,
+    )

@@ -10,18 +10,16 @@ import asyncio
 import contextvars
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from baton.engine.buggify import armed
 from baton.engine.effects import Died, Dump, Inquire, Kill, Note, Opened, Over, Spawn, StopAsked
 from baton.engine.health import HealthCore
-from baton.engine.limits import Limits
 from baton.engine.watch import Place as Seen
-from baton.ipc.frames import Address, AnyFrame, KVLayout, Role
+from baton.ipc.frames import Address, AnyFrame, KVLayout, Ping, Role
 from baton.ipc.memory_link import Network, Place
 from baton.ipc.ring import CURSORS, WRITTEN
 from baton.ipc.shell import Shell
@@ -31,11 +29,12 @@ from baton.workers.fake import ScriptedRunner
 from baton.workers.gpu import StepRunner
 from baton.workers.memory import Bell, MemoryMachine
 from tests.sim.chance import chance
-from tests.sim.faults import SPAN_NS, Fault, make_faults, places_of
+from tests.sim.faults import SPAN_NS, Fault, limits_of, make_faults, places_of
+from tests.sim.forger import forged
 from tests.sim.members import Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, VOCAB, Shape, make_shape, make_wishes
+from tests.sim.script import MS, VOCAB, make_shape, make_wishes
 from tests.sim.visitors import Visitor
 
 HISTORY_S_MAX = 30.0
@@ -46,17 +45,20 @@ START_NS = 10_000_000 * MS  # late enough that a request may have been received 
 class Host:
     """Invariant: a place has at most one living member, and its successor starts only when the supervisor says so."""
 
-    def __init__(self, seed: int, record: bool = False) -> None:
+    def __init__(self, seed: int, record: bool = False, forgeries: int = 0) -> None:
+        """With ``forgeries`` so many frames come that nobody should have sent."""
         self.seed = seed
+        self.forgeries = forgeries
         self.rng = rng = random.Random(seed)
         self.rare: set[str] = set()
         shape = make_shape(rng)
-        self.shape = shape = replace(shape, limits=_limits(rng, shape), repeats=False)
+        self.shape = shape = replace(shape, limits=limits_of(rng, shape), repeats=False)
         self.record = record
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)
         self.events = 0  # so that the oracles look at owners every time they are asked
         self.deaths = 0
+        self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
         self.places = places_of(shape)
@@ -241,7 +243,8 @@ class Host:
         self.say(f"the supervisor notes {note.event} {note.fields}")
 
     def _reported(self, event: str, detail: str) -> None:
-        self.object(f"the supervisor: {event} {detail}")
+        self.said[f"supervisor {event}"] += 1
+        self.judge(self.oracles.check, self.forgeries > 0, f"the supervisor: {event} {detail}")
 
     def _look(self) -> list[tuple[Seen, str]]:
         """Every place whose process runs, and how the kernel would call its state."""
@@ -326,6 +329,8 @@ class Host:
             self.later(client.wish.at_ns / 1e9, client.arrive)
         for fault in self.faults:
             self.later(fault.at_ns / 1e9, self._strike, fault)
+        for _ in range(self.forgeries):
+            self.later(self.rng.randrange(SPAN_NS) / 1e9, self._forge)
         if self.stop_at_ns is not None:
             self.later(self.stop_at_ns / 1e9, self.ask_to_stop)
             if self.rng.random() < 0.2:
@@ -360,6 +365,11 @@ class Host:
             case name:
                 raise AssertionError(name)
 
+    def _forge(self) -> None:
+        """Somebody who is nobody speaks to a process or to the supervisor."""
+        ghost, receiver = Address(Role.WORKER, "m", 9, 0, 0), self.rng.choice([*self.places, (Role.SUPERVISOR, 0)])
+        self.network.carry(ghost, receiver, Ping(), forged(self.rng), self.forgeries)
+
     def _rung(self, bell: Bell) -> None:
         """Somebody wrote to a ring; if it is to be damaged, a byte of what was written last is turned over."""
         ring, writer = bell[2], Role.WORKER if bell[2] == "tokens" else Role.SCHEDULER
@@ -373,25 +383,3 @@ class Host:
             view.data[at] ^= 1 << self.rng.randrange(8)
             self.say(f"the {ring} ring is damaged at {at}")
         view.close()
-
-
-def _limits(rng: random.Random, shape: Shape) -> Limits:
-    """The bounds of a world's processes: tight, so that they are met within a second."""
-    return msgspec.structs.replace(
-        shape.limits,
-        inbox_frames_max=rng.choice((2, 8, 4096)),
-        inbox_batch_frames_max=rng.choice((1, 64)),
-        token_ring_bytes=shape.token_ring_bytes,
-        plan_ring_bytes=shape.plan_ring_bytes,
-        watch_interval_s=0.05,
-        ping_interval_s=0.1,
-        hung_s_max=0.3,
-        tell_s_max=0.01,
-        restart_backoff_s=0.002,
-        restart_window_s=0.2,
-        restarts_max=rng.choice((1, 1000, 1000, 1000)),
-        lone_deaths_max=1000,
-        drain_s_max=rng.choice((0.02, 3.0)),
-        stop_s_max=0.5,
-        start_s_max=5.0,
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.engine.effects import Span
 from baton.frontends import process as frontend
-from baton.ipc.frames import Role
+from baton.ipc.frames import Address, Role
 from baton.ipc.log import Log
 from baton.ipc.memory_link import Place
 from baton.ipc.virtual_clock import Compartment
@@ -21,8 +21,9 @@ from tests.sim.visitors import Entrance
 if TYPE_CHECKING:
     from tests.sim.host import Host
 
-#: what a process says only when something is wrong with it
-WRONG = ("fatal", "task_failed", "malformed_frame", "foreign_frame", "unexpected_frame", "astray_frame")
+#: what a process says only when something is wrong with it, or with those who speak to it
+WRONG = ("fatal", "task_failed")
+DROPPED = ("malformed_frame", "foreign_frame", "oversized_frame", "unexpected_frame", "astray_frame")
 
 
 class Member:
@@ -57,7 +58,7 @@ class Member:
     async def main(self) -> None:
         """What ``workers.child`` does, on this machine."""
         host = self.host
-        log = Log(Recorder(host, str(self.me)))
+        log = Log(Recorder(host, self.me))
         surroundings = MemorySurroundings(host.machine, self.compartment, self.me, log, Spans(host))
         self.process = Process(self.launch, self.me, surroundings)
         if host.rng.random() < 0.3:  # it is long in loading, and hears frames meanwhile
@@ -85,7 +86,7 @@ class Member:
 class Recorder:
     """The log of a process, read by the host."""
 
-    def __init__(self, host: Host, who: str) -> None:
+    def __init__(self, host: Host, who: Address) -> None:
         self._host = host
         self._who = who
 
@@ -97,8 +98,11 @@ class Recorder:
 
     def warning(self, event: str, **fields: Any) -> None:
         """A line of the history; some are wrong in any history."""
+        if self._host.over:
+            return
         self._host.say(f"{self._who} logs {event}")
-        if event in WRONG:
+        self._host.said[f"{self._who.role.name.lower()} {event}"] += 1
+        if event in WRONG or (event in DROPPED and not self._host.forgeries):
             self._host.object(f"{self._who}: {event} {fields}")
 
     error = warning
