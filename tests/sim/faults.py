@@ -20,6 +20,7 @@ FAULTS = {
     "hang": 1,  # it works no more, and nobody tells
     "slow": 4,  # it does nothing for a while
     "damage": 1,  # a byte of the ring it writes next is turned over
+    "full ring": 1,  # the detokenizer reads nothing until no more tokens fit
 }
 SPAN_NS = 120 * MS
 
@@ -48,6 +49,8 @@ def make_faults(rng: random.Random, places: list[Place]) -> list[Fault]:
 
 def _fault(rng: random.Random, at_ns: int, place: Place) -> Fault:
     (name,) = rng.choices(list(FAULTS), list(FAULTS.values()))
+    if name == "full ring":
+        return Fault(name, at_ns, (Role.DETOKENIZER, 0), rng.randrange(50, 200) * MS, 0)
     return Fault(name, at_ns, place, rng.randrange(rng.choice((2, 20, 80)) * MS), rng.randrange(1, 8))
 
 
@@ -57,13 +60,15 @@ def places_of(shape: Shape) -> list[Place]:
     return [*first, *((Role.FRONTEND, index) for index in range(shape.frontends))]
 
 
-def limits_of(rng: random.Random, shape: Shape) -> Limits:
+def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
     """The bounds of a world's processes: tight, so that they are met within a second."""
+    full = any(fault.name == "full ring" for fault in faults)
     return msgspec.structs.replace(
         shape.limits,
+        mailbox_tokens_max=1024 if full else shape.limits.mailbox_tokens_max,
         inbox_frames_max=rng.choice((2, 8, 4096)),
         inbox_batch_frames_max=rng.choice((1, 64)),
-        token_ring_bytes=shape.token_ring_bytes,
+        token_ring_bytes=1024 if full else shape.token_ring_bytes,
         plan_ring_bytes=shape.plan_ring_bytes,
         watch_interval_s=0.05,
         ping_interval_s=0.1,

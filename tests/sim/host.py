@@ -37,8 +37,8 @@ from tests.sim.oracles import Broken, Oracles
 from tests.sim.script import MS, VOCAB, make_shape, make_wishes
 from tests.sim.visitors import Visitor
 
-HISTORY_S_MAX = 30.0
-JUDGE_EVERY_S = 0.0017
+HISTORY_S_MAX = 12.0
+JUDGE_EVERY_S = 0.0017  # and no more often than a few times a step
 START_NS = 10_000_000 * MS  # late enough that a request may have been received long ago
 
 
@@ -52,7 +52,9 @@ class Host:
         self.rng = rng = random.Random(seed)
         self.rare: set[str] = set()
         shape = make_shape(rng)
-        self.shape = shape = replace(shape, limits=limits_of(rng, shape), repeats=False)
+        self.places = places_of(shape)
+        self.faults = make_faults(rng, self.places)
+        self.shape = shape = replace(shape, limits=limits_of(rng, shape, self.faults), repeats=False)
         self.record = record
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)
@@ -61,13 +63,11 @@ class Host:
         self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
-        self.places = places_of(shape)
         self.clients = [Visitor(wish, self) for wish in make_wishes(rng, shape, rng.randrange(6, 15), encode)]
-        self.faults = make_faults(rng, self.places)
         self.stop_at_ns = rng.randrange(SPAN_NS) if rng.random() < 0.2 else None
         self.settings = Settings(
             worker="scripted",
-            scripted_step_ms=rng.choice((0.0, 0.3, 1.0)),
+            scripted_step_ms=rng.choice((0.0, 0.3, 1.0, 8.0, 30.0)),
             max_step_tokens=shape.limits.step_tokens_max,
             limits=shape.limits,
         )
@@ -121,8 +121,9 @@ class Host:
 
     async def _judge(self) -> None:
         """Look again and again; when all is done, ask the server to end."""
+        pause_s = max(JUDGE_EVERY_S, self.settings.scripted_step_ms / 4000)
         while True:
-            await asyncio.sleep(JUDGE_EVERY_S)
+            await asyncio.sleep(pause_s)
             members = list(self.live.values())
             if members:  # any one: its look is at all of them; only a scheduler is asked for more
                 self.judge(self.oracles.after, max(members, key=lambda member: member.me.role == Role.SCHEDULER))
@@ -357,7 +358,7 @@ class Host:
             case "stop" | "hang":
                 member.stopped = fault.name == "stop"
                 member.compartment.freeze()
-            case "slow":
+            case "slow" | "full ring":
                 member.compartment.freeze()
                 self.later(fault.for_ns / 1e9, member.compartment.thaw)
             case "damage":
