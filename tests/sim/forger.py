@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -68,10 +69,15 @@ def filled(rng: random.Random, kind: Any) -> Any:
     if kind is Role:
         return rng.choice(list(Role))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = get_type_hints(kind, include_extras=True)
+        hints = _hints(kind)
         return kind(**{name: filled(rng, hints[name]) for name in kind.__struct_fields__})
     simple = {int: rng.choice(NUMBERS), float: rng.random(), str: "x", bytes: b"y", bool: rng.random() < 0.5}
     return simple.get(kind)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def _believed(data: bytes) -> bool:
