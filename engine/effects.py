@@ -220,7 +220,10 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 
 class Account(msgspec.Struct, frozen=True, gc=False):
-    """The one account of a request, from which bill, log, metrics and trace take their numbers."""
+    """The one account of a request, from which bill, log, metrics and trace take their numbers.
+
+    ``release_ns`` is how long a cancelled request held on to anything after it was cancelled.
+    """
 
     request_id: bytes
     trace: bytes
@@ -234,6 +237,7 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     closed_ns: int
     lives: int
     status: int
+    release_ns: int | None = None
 
 
 Effect = Send | Wake | Span | Note | Encode | Plan | Begin | Deliver | Finish | Account

@@ -31,6 +31,8 @@ class Stream:
     progress_ns: int = 0
     first_token_ns: int = 0
     cancel_reason: str | None = None
+    cancelled_ns: int = 0
+    release_ns: int | None = None
     recalled: int = -1
     lives: int = 1
     finish: Finish | None = None
@@ -67,5 +69,6 @@ def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple
         now_ns,
         stream.lives,
         failure.status if failure is not None else 200,
+        stream.release_ns,
     )
     return span, account

@@ -57,9 +57,11 @@ async def run(process: Process) -> None:
     process.listen(Serving, heard)
     perform = reception.perform
     shell = process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
-    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()))
+    totals = [board.totals(index) for index in range(board.frontends)]
+    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()), totals, process.me.index)
     try:
-        bound = await doors.start(reception, process.settings, sources, process.launch.path)
+        joins = process.settings.frontends > 1 and (process.me.index, process.me.incarnation) != (0, 1)
+        bound = await doors.start(reception, process.settings, sources, process.launch.path, joins)
     except DoorError as error:
         raise StartError(str(error)) from error
     process.ready(bound)

@@ -36,21 +36,15 @@ from baton.workers.dump import STACKS_SIGNAL, STORY_SUFFIX, write_dump
 from baton.workers.model.gguf import ModelFileError
 from baton.workers.watch import STOPPED, Watch, process_state
 
-#: every place of this server, in the order in which they are started (the slowest first)
-PLACES = (
-    (Role.WORKER, 0),
-    (Role.TOKENIZER, 0),
-    (Role.DETOKENIZER, 0),
-    (Role.SCHEDULER, 0),
-    (Role.FRONTEND, 0),
-)
-FRONTENDS = sum(role is Role.FRONTEND for role, _ in PLACES)
-RANKS = sum(role is Role.WORKER for role, _ in PLACES)
 #: who reads which ring; the token ring's readers are the scheduler and the detokenizer
-BELLS = [(role, index, "plans") for role, index in PLACES if role is Role.WORKER] + [
-    (Role.SCHEDULER, 0, "tokens"),
-    (Role.DETOKENIZER, 0, "tokens"),
-]
+BELLS = [(Role.WORKER, 0, "plans"), (Role.SCHEDULER, 0, "tokens"), (Role.DETOKENIZER, 0, "tokens")]
+RANKS = sum(role is Role.WORKER for role, _, _ in BELLS)
+
+
+def places(settings: Settings) -> list[tuple[Role, int]]:
+    """Every place of a server, in the order in which they are started (the slowest first)."""
+    engine = [(Role.WORKER, 0), (Role.TOKENIZER, 0), (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
+    return [*engine, *((Role.FRONTEND, index) for index in range(settings.frontends))]
 
 
 #: signals that somebody sends; a process that dies of one is not to blame, nor is what it was doing
@@ -92,7 +86,7 @@ class Supervisor:
         self.card = card
         self.directory = directory
         path = directory.path
-        self.board = Board.create(path / "board", FRONTENDS, self.limits.requests_per_frontend_max)
+        self.board = Board.create(path / "board", settings.frontends, self.limits.requests_per_frontend_max)
         Ring.create(path / "plans", self.limits.plan_ring_bytes, RANKS).close()
         Ring.create(path / "tokens", self.limits.token_ring_bytes, 2).close()
         self.bells = {f"{role.name.lower()}-{index}/{ring}": doorbell.make() for role, index, ring in BELLS}
@@ -100,7 +94,7 @@ class Supervisor:
         self.me = Address(Role.SUPERVISOR, card.name, 0, 0, 1)
         self.log = make_log("supervisor", settings.log_level)
         self.offset_ns = epoch_offset_ns()
-        self.children = {place: Child(*place) for place in PLACES}
+        self.children = {place: Child(*place) for place in places(settings)}
         self.changed = asyncio.Event()
         self.failure: str | None = None
         self.serving = False
@@ -115,11 +109,20 @@ class Supervisor:
     # -------------------------------------------------------------------------------- starting and restarting
 
     async def start(self) -> None:
-        """Start every process and wait until all are ready; ``ServeError`` says why they are not."""
+        """Start every process and wait until all are ready; ``ServeError`` says why they are not.
+
+        The first frontend opens the port; the others are started once it is known.
+        """
+        first = self.children[(Role.FRONTEND, 0)]
+        others = [child for child in self.children.values() if child.role is Role.FRONTEND and child is not first]
         for child in self.children.values():
-            await self._spawn(child)
+            if child not in others:
+                await self._spawn(child)
         try:
             async with asyncio.timeout(self.limits.start_s_max):
+                await self._until(lambda: first.ready)
+                for child in others:
+                    await self._spawn(child)
                 await self._until(lambda: all(child.ready for child in self.children.values()))
         except TimeoutError:
             late = ", ".join(child.name for child in self.children.values() if not child.ready)
@@ -159,8 +162,8 @@ class Supervisor:
         self._task(self._await_death(child, child.process))
 
     def _settings_for(self, child: Child) -> Settings:
-        """The settings; a frontend that comes back takes the port its predecessor was given."""
-        port = urlsplit(child.detail.get("http", "")).port
+        """The settings; the first frontend finds the port, and all that come later take the same."""
+        port = urlsplit(self.children[(Role.FRONTEND, 0)].detail.get("http", "")).port
         return self.settings if port is None else msgspec.structs.replace(self.settings, port=port)
 
     async def _await_death(self, child: Child, process: asyncio.subprocess.Process) -> None:
@@ -246,12 +249,12 @@ class Supervisor:
         """Let the doors know whether everything is up."""
         ready = all(child.ready for child in self.children.values())
         digest = self.children[(Role.WORKER, 0)].detail.get("weights", "")
-        for role, index in PLACES:
+        for role, index in self.children:
             if role is Role.FRONTEND:
                 self.links.send(role, index, Serving(ready, self.draining, digest))
 
     def _broadcast(self, frame: AnyFrame) -> None:
-        for role, index in PLACES:
+        for role, index in self.children:
             self.links.send(role, index, frame)
 
     def _report(self, event: str, detail: str) -> None:
@@ -291,7 +294,7 @@ class Supervisor:
         self.draining = True
         self._tell_serving()
         self.log.info("draining", bound_s=self.limits.drain_s_max)
-        finished = asyncio.ensure_future(self._until(lambda: len(self.drained) == FRONTENDS))
+        finished = asyncio.ensure_future(self._until(lambda: len(self.drained) == self.settings.frontends))
         hurried = asyncio.ensure_future(hurry.wait())
         await asyncio.wait({finished, hurried}, timeout=self.limits.drain_s_max, return_when=asyncio.FIRST_COMPLETED)
         for future in (finished, hurried):
