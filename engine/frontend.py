@@ -277,6 +277,12 @@ class FrontendCore:
             out.extend(accounts(stream, stream.opened, finish, now_ns))
         self._check_drained(out)
 
+    def attend(self, door: int, present: bool, now_ns: int) -> None:
+        """Whether anybody listens at a door that is open."""
+        stream = self.doors.get(door)
+        if stream is not None:
+            stream.absent, stream.progress_ns = not present, now_ns
+
     # -------------------------------------------------------------------------------- cancel, sweep, drain
 
     def _gone(self, event: Gone, now_ns: int, out: list[Effect]) -> None:
@@ -348,7 +354,7 @@ class FrontendCore:
                 self._forget(stream, now_ns, "the client did not take its answer", out)
         elif opened.terms.deadline_ns and now_ns > opened.terms.deadline_ns:
             self._cancel(stream, "timeout", now_ns, out)
-        elif stream.taken < len(stream.delivered) and waited_s > self.limits.stalled_s_max:
+        elif not stream.absent and stream.taken < len(stream.delivered) and waited_s > self.limits.stalled_s_max:
             self._cancel(stream, "slow_consumer", now_ns, out)
 
     def _halt(self, event: Halt, now_ns: int, out: list[Effect]) -> None:

@@ -11,7 +11,10 @@ from baton.ipc.frames import Piece
 
 @dataclass(slots=True)
 class Stream:
-    """The frontend's lease on one request. ``door`` is None once nobody listens; an orphan's opener is dead."""
+    """The frontend's lease on one request. ``door`` is None once nobody listens; an orphan's opener is dead.
+
+    While its clients are ``absent`` it is paused at the end of its credit, and nobody is called slow.
+    """
 
     slot: int
     generation: int
@@ -36,6 +39,7 @@ class Stream:
     recalled: int = -1
     lives: int = 1
     finish: Finish | None = None
+    absent: bool = False
 
 
 def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple[Span, Account]:

@@ -266,6 +266,14 @@ class Recall(Frame, frozen=True):
     trace: bytes
 
 
+class Relay(Frame, frozen=True):
+    """Frontend <-> frontend: what a door of the one and the desk of the other say, for incarnation ``receiver``."""
+
+    sender: Address
+    receiver: int
+    said: bytes
+
+
 # ---------------------------------------------------------------------------------------------- workers
 
 
@@ -366,6 +374,7 @@ AnyFrame = (
     | Cancel
     | CancelAck
     | Recall
+    | Relay
     | WorkerHello
     | Ready
     | StartFailed
