@@ -13,8 +13,8 @@ from baton.engine.effects import Account
 from baton.frontends.client.keys import ServerKeys, read_server
 from baton.frontends.http import HttpDoor
 from baton.frontends.metrics import Metrics
+from baton.frontends.reception import Reception
 from baton.frontends.status import Sources
-from baton.frontends.stream import Reception
 from baton.frontends.websocket import ROUTE, WebSocketDoor
 from baton.frontends.zmq_gateway import Gateway, socket_name
 from baton.workers.config import Settings

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 
-from baton.engine.effects import Account, Begin, Deliver, Finish
-from baton.engine.frontend import FrontendCore
+from baton.engine.desk import DeskCore
+from baton.engine.effects import Account, Begin, Deliver, Finish, Named, Seen
 from baton.frontends.doors import Doors
 from baton.frontends.doors import StartError as DoorError
+from baton.frontends.reception import Reception
 from baton.frontends.status import Gauges, Sources, Status
-from baton.frontends.stream import Reception
 from baton.ipc.clock import now_ns
 from baton.ipc.frames import Serving
 from baton.workers.process import Process, StartError
@@ -29,12 +32,15 @@ def status(word: Serving | None) -> Status:
 async def run(process: Process) -> None:
     """Serve until halted; then give the answers in progress a moment to leave."""
     board, doors, word = process.board, Doors(), None
-    core = FrontendCore(process.me, board, board.slice(process.me.index), process.limits)
+    settings, index = process.settings, process.me.index
+    core = DeskCore(process.me, board, board.slice(index), process.limits, settings.frontends)
 
     def feed(event: object) -> None:
         shell.feed(event)
 
-    reception = Reception(feed, now_ns, process.card, process.limits, process.settings.trace_sample_ratio)
+    reception = Reception(
+        feed, now_ns, process.card, process.limits, settings.trace_sample_ratio, index, settings.frontends
+    )
 
     def heard(serving: Serving) -> None:
         nonlocal word
@@ -55,13 +61,13 @@ async def run(process: Process) -> None:
         )
 
     process.listen(Serving, heard)
-    perform = reception.perform
-    shell = process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
-    totals = [board.totals(index) for index in range(board.frontends)]
-    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()), totals, process.me.index)
+    said: dict[type, Callable[[Any], None]] = dict.fromkeys((Named, Begin, Deliver, Finish, Seen), reception.perform)
+    shell = process.run_core(core, {**said, Account: account})
+    totals = [board.totals(number) for number in range(settings.frontends)]
+    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()), totals, index)
     try:
-        joins = process.settings.frontends > 1 and (process.me.index, process.me.incarnation) != (0, 1)
-        bound = await doors.start(reception, process.settings, sources, process.launch.path, joins)
+        joins = settings.frontends > 1 and (index, process.me.incarnation) != (0, 1)
+        bound = await doors.start(reception, settings, sources, process.launch.path, joins)
     except DoorError as error:
         raise StartError(str(error)) from error
     process.ready(bound)

@@ -46,7 +46,7 @@ class GenerateRequest:
     """A valid request, the same whichever door it came through.
 
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
-    client sent and nobody reads.
+    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection.
     """
 
     operation: str
@@ -56,6 +56,7 @@ class GenerateRequest:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    resumable: bool = False
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -114,19 +115,20 @@ class Validator:
         self._check_length(prompt, params, "prompt")
         return self._request(fields, "text_completion", params, prompt)
 
-    def response(self, body: bytes, whole: str | None = None) -> GenerateRequest:
-        """The parameters of a ``response.create``, beside its envelope or (``whole``) in a field of their own;
-        ``input`` may also be token ids.
+    def response(self, body: bytes, whole: str | None = None, socket: bool = False) -> GenerateRequest:
+        """A body of ``/v1/responses``, or the parameters of a socket's ``response.create``, beside its envelope or
+        (``whole``) in a field of their own. ``input`` may also be token ids.
         """
         fields = RESPONSE.read(body, whole)
         self._common(fields, parameters.REFUSED_RESPONSE)
-        if not fields.boolean("stream", True):
+        stream = fields.boolean("stream", socket)
+        if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
         params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), False)
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
-        return self._request(fields, "chat", params, prompt, instructions, stream=True)
+        return self._request(fields, "chat", params, prompt, instructions, stream)
 
     # -------------------------------------------------------------------------------- what all kinds share
 
@@ -182,6 +184,7 @@ class Validator:
             stream=stream,
             include_usage=include_usage,
             return_token_ids=fields.boolean("return_token_ids"),
+            resumable=fields.boolean("resumable"),
             instructions=instructions,
             metadata=metadata,
             labels=labels,
@@ -326,9 +329,9 @@ def _text_prompt(text: str, name: str) -> Prompt:
 def _include_usage(fields: Fields, stream: bool) -> bool:
     if "stream_options" not in fields:
         return False
-    if not stream:
-        raise bad_request("stream_options is only allowed with stream", "stream_options")
     options = STREAM_OPTIONS.read(fields.raws["stream_options"], "stream_options")
+    if options.raws and not stream:
+        raise bad_request("stream_options is only allowed with stream", "stream_options")
     options.refuse(parameters.REFUSED_STREAM_OPTIONS)
     fields.ignored += options.ignored
     return options.boolean("include_usage")
