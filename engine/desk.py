@@ -222,11 +222,12 @@ class DeskCore:
     def _deserted(self, answer: Answer, event: Answered | Gone, now_ns: int, out: list[Effect]) -> None:
         """Nobody listens any more: the answer waits, or nobody will ever want it."""
         answer.idle_ns = now_ns
+        reason = event.reason if isinstance(event, Gone) else "disconnected"
         if answer.finish is None:
-            if answer.resumable:
+            if answer.resumable and reason == "disconnected":
                 self.front.attend(answer.door, False, now_ns)
             else:
-                self._give_up(answer, event.reason if isinstance(event, Gone) else "disconnected", now_ns, out)
+                self._give_up(answer, reason, now_ns, out)
         elif self.answers.overdue(answer, now_ns):
             self.answers.drop(answer)
 

@@ -66,6 +66,7 @@ class Stream:
         self.hang_up: Callable[[], None] | None = None
         self._reception = reception
         self._request = request
+        self._kept = kept
         self._named = not kept
         self._began = False
         self._delta: Delta | None = None
@@ -148,11 +149,14 @@ class Stream:
             self._close()
             self._reception.feed(Answered(self.door))
 
-    def gone(self) -> None:
-        """The client went away; nothing happens where it has its answer."""
+    def gone(self, for_good: bool = False) -> None:
+        """The client went away; nothing happens where it has its answer. ``for_good`` says that it said goodbye, so
+        that nobody waits for it.
+        """
         if not self.closed:
             self._close()
-            self._reception.feed(Gone(self.door, "disconnected", wants_end=False))
+            reason = "cancelled" if for_good and self._kept else "disconnected"
+            self._reception.feed(Gone(self.door, reason, wants_end=False))
 
     def _close(self) -> None:
         self.closed = True

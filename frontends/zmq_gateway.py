@@ -201,9 +201,7 @@ class _Client:
                 if job is not None:
                     job.stream.cancel()
             case wire.Bye():
-                for job in self.jobs.values():
-                    job.stream.cancel()
-                self.drop()
+                self.drop(for_good=True)
 
     def _generate(self, message: wire.Generate) -> None:
         gateway, tag = self.gateway, message.tag
@@ -329,14 +327,14 @@ class _Client:
         self.gateway.send(self.identity, wire.Goodbye(reason))
         self.drop()
 
-    def drop(self) -> None:
-        """The client is gone: so are its requests."""
+    def drop(self, for_good: bool = False) -> None:
+        """The client is gone: so are its requests, but for the resumable ones if it did not say goodbye."""
         if self.gateway.clients.pop(self.identity, None) is None:
             return
         for job in self.jobs.values():
             if job.task is not None:
                 job.task.cancel()
-            job.stream.gone()
+            job.stream.gone(for_good)
         self.jobs.clear()
         self.began, self.pieces, self.ended = [], {}, []
 

@@ -220,6 +220,12 @@ def test_who_does_not_come_back_in_time_has_cancelled(house: House) -> None:
     assert [account.reason for account in house.accounts] == ["disconnected"]
 
 
+def test_who_says_goodbye_is_not_waited_for(house: House) -> None:
+    house.open(0, 1, resumable=True)
+    house.runs(house.slot(0))
+    assert count(house.tell(0, Gone(1, "cancelled", False)), Cancel) == 1
+
+
 def test_an_end_that_came_while_nobody_listened_waits_and_its_row_is_free(house: House) -> None:
     house.open(0, 1, resumable=True)
     slot = house.slot(0)
