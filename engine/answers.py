@@ -73,6 +73,8 @@ class Answer:
     def due(self, listener: Listener, window: int) -> list[DoorEffect]:
         """What a listener may be sent now: at most ``window`` tokens that it has not taken, and then the end."""
         out: list[DoorEffect] = []
+        if listener.told:
+            return out
         door, sent = listener.visitor[2], listener.sent
         upto = min(len(self.token_ids), listener.taken + window)
         if upto > sent:
@@ -80,7 +82,7 @@ class Answer:
             out.append(Deliver(door, self.token_ids[sent:upto], self.texts[sent:upto], logprobs))
             listener.sent = upto
         finish = self.finish
-        if finish is not None and listener.sent == len(self.token_ids) and not listener.told:
+        if finish is not None and listener.sent == len(self.token_ids):
             listener.told = True
             out.append(self.end(listener, finish.reason, finish))
         return out

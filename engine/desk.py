@@ -62,6 +62,8 @@ class DeskCore:
         self.answers = Answers(limits)
         self.heard: dict[Visitor, Answer] = {}  # who listens to what
         self.relays: dict[int, tuple[int, int]] = {}  # a door here -> index and incarnation of the home elsewhere
+        self._sent = 0
+        self._last: dict[int, tuple[int, int]] = {}  # index of a frontend -> its incarnation, what it said last
         self._tidy_ns = 0
         self._doors = -1  # an answer's own door counts down; those of the doors count up
 
@@ -98,7 +100,7 @@ class DeskCore:
         if home is None:
             self._visit((self.me.index, self.me.incarnation, event.door), event, now_ns, out)
             return
-        out.append(Send(Role.FRONTEND, home[0], Relay(self.me, home[1], _encode(event))))
+        self._send(*home, event, out)
         if isinstance(event, Answered) or (isinstance(event, Gone) and not event.wants_end):
             del self.relays[event.door]
 
@@ -113,17 +115,22 @@ class DeskCore:
     def _relayed(self, frame: Relay, now_ns: int, out: list[Effect]) -> None:
         """What another frontend's door, or the home of an answer, says; nothing is heard between other incarnations."""
         sender = frame.sender
+        peer = (sender.index, sender.incarnation)
         if frame.receiver != self.me.incarnation or sender.incarnation < self.board.live(*sender.place):
             self.counts["stale_relays"] += 1
             return
+        if (sender.incarnation, frame.number) <= self._last.get(sender.index, (0, 0)):
+            self.counts["repeated_relays"] += 1
+            return
+        self._last[sender.index] = (sender.incarnation, frame.number)
         try:
             said = _said.decode(frame.said)
         except (msgspec.DecodeError, RecursionError):
             self.counts["malformed_relays"] += 1
             return
         if isinstance(said, DoorEvent):
-            self._visit((sender.index, sender.incarnation, said.door), said, now_ns, out)
-        elif self.relays.get(said.door) == (sender.index, sender.incarnation):
+            self._visit((*peer, said.door), said, now_ns, out)
+        elif self.relays.get(said.door) == peer:
             if isinstance(said, Seen):
                 del self.relays[said.door]
             out.append(said)
@@ -227,11 +234,11 @@ class DeskCore:
             if answer.resumable and reason == "disconnected":
                 self.front.attend(answer.door, False, now_ns)
             else:
-                self._give_up(answer, reason, now_ns, out)
+                self._abandon(answer, reason, now_ns, out)
         elif self.answers.overdue(answer, now_ns):
             self.answers.drop(answer)
 
-    def _give_up(self, answer: Answer, reason: str, now_ns: int, out: list[Effect]) -> None:
+    def _abandon(self, answer: Answer, reason: str, now_ns: int, out: list[Effect]) -> None:
         self.answers.drop(answer)
         self._front(Gone(answer.door, reason, False), now_ns, out)
 
@@ -286,7 +293,7 @@ class DeskCore:
                 self._check_pace(answer, answer.listeners[visitor], now_ns, out)
         for answer in list(self.answers.running.values()):
             if self.answers.overdue(answer, now_ns):
-                self._give_up(answer, "disconnected", now_ns, out)
+                self._abandon(answer, "disconnected", now_ns, out)
         if now_ns >= self._tidy_ns:
             self._tidy_ns = now_ns + _TIDY_NS
             for answer in list(self.answers.ended.values()):
@@ -313,7 +320,11 @@ class DeskCore:
         if (index, incarnation) == (self.me.index, self.me.incarnation):
             out.append(effect)
         else:
-            out.append(Send(Role.FRONTEND, index, Relay(self.me, incarnation, _encode(effect))))
+            self._send(index, incarnation, effect, out)
+
+    def _send(self, index: int, incarnation: int, said: DoorEvent | DoorEffect, out: list[Effect]) -> None:
+        self._sent += 1
+        out.append(Send(Role.FRONTEND, index, Relay(self.me, incarnation, self._sent, _encode(said))))
 
     def story(self) -> str:
         """Every request and every kept answer, a line each, for dumps."""

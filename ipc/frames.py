@@ -271,6 +271,7 @@ class Relay(Frame, frozen=True):
 
     sender: Address
     receiver: int
+    number: int  # grows; what is heard a second time was repeated
     said: bytes
 
 

@@ -348,9 +348,11 @@ def test_a_frontend_that_dies_leaves_the_answers_it_listened_to_elsewhere(house:
 
 def test_what_was_said_for_another_incarnation_or_is_nonsense_is_dropped_and_counted(house: House) -> None:
     sender = Address(Role.FRONTEND, "m", 0, 1, 1)
-    house.tell(0, Relay(sender, 7, b""))
-    house.tell(0, Relay(sender, 1, b"nonsense"))
-    assert (house.desks[0].counts["stale_relays"], house.desks[0].counts["malformed_relays"]) == (1, 1)
+    house.tell(0, Relay(sender, 7, 1, b""))
+    house.tell(0, Relay(sender, 1, 2, b"nonsense"))
+    house.tell(0, Relay(sender, 1, 2, b"nonsense"))
+    counts = house.desks[0].counts
+    assert [counts[f"{kind}_relays"] for kind in ("stale", "malformed", "repeated")] == [1, 1, 1]
 
 
 def test_a_halt_ends_every_listener_and_every_relay(house: House) -> None:

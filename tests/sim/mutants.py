@@ -11,8 +11,10 @@ import pytest
 import baton.engine.detokenizer as detokenizer
 import baton.engine.frontend as frontend
 import baton.engine.scheduler as scheduler
+from baton.engine.answers import Answer, Answers
 from baton.engine.batcher import Batcher
-from baton.engine.effects import TokenRecord
+from baton.engine.desk import DeskCore
+from baton.engine.effects import Gone, TokenRecord
 from baton.engine.ownership import Ownership
 from baton.engine.worker import WorkerCore
 
@@ -155,6 +157,71 @@ def preempted_blocks_are_kept(patch: Patch) -> None:
     patch.setattr(Batcher, "_preempt", keep)
 
 
+def who_comes_back_begins_anew(patch: Patch) -> None:
+    """A client that comes back gets the whole answer again, whatever it has."""
+    attach = DeskCore._attach
+
+    def forgetful(self: Any, visitor: Any, answer: Any, after: int, now_ns: int, out: list[Any]) -> None:
+        attach(self, visitor, answer, 0, now_ns, out)
+
+    patch.setattr(DeskCore, "_attach", forgetful)
+
+
+def one_cancels_for_all(patch: Patch) -> None:
+    """A cancel by one client of an answer ends it for the others."""
+
+    def listener(self: Any, answer: Any, visitor: Any, event: Any, now_ns: int, out: list[Any]) -> None:
+        if isinstance(event, Gone):
+            self._front(Gone(answer.door, event.reason, True), now_ns, out)
+        heard(self, answer, visitor, event, now_ns, out)
+
+    heard = DeskCore._listener
+    patch.setattr(DeskCore, "_listener", listener)
+
+
+def every_repeat_runs(patch: Patch) -> None:
+    """A repeated key begins a request of its own, under the name of the first."""
+    add = Answers.add
+
+    def twice(self: Any, answer: Any) -> None:
+        add(self, answer)
+        self.by_key.clear()
+
+    patch.setattr(Answers, "add", twice)
+
+
+def nobody_is_waited_for_in_vain(patch: Patch) -> None:
+    """Whoever does not come back is waited for, for ever."""
+    patch.setattr(Answers, "overdue", lambda self, answer, now_ns: False)
+
+
+def the_dead_go_on_listening(patch: Patch) -> None:
+    """A frontend that died is still spoken to, and its answers go on."""
+    patch.setattr(DeskCore, "_look_round", lambda self, now_ns, out: None)
+
+
+def relays_are_heard_twice(patch: Patch) -> None:
+    """What another frontend says is believed however often it comes."""
+    relayed = DeskCore._relayed
+
+    def gullible(self: Any, frame: Any, now_ns: int, out: list[Any]) -> None:
+        self._last.clear()
+        relayed(self, frame, now_ns, out)
+
+    patch.setattr(DeskCore, "_relayed", gullible)
+
+
+def credit_without_a_reader(patch: Patch) -> None:
+    """What is made while nobody listens counts as taken, so the request runs on for nobody."""
+    add = Answer.add
+
+    def taken(self: Any, effect: Any, now_ns: int) -> None:
+        add(self, effect, now_ns)
+        self.taken = max(self.taken, len(self.token_ids))
+
+    patch.setattr(Answer, "add", taken)
+
+
 #: every mutant, with the seeds within which it must be caught
 MUTANTS: list[tuple[Callable[[Patch], None], range]] = [
     (cancel_frees_at_once, range(60)),
@@ -170,4 +237,11 @@ MUTANTS: list[tuple[Callable[[Patch], None], range]] = [
     (old_text_is_delivered, range(540, 600)),
     (plans_for_any_worker, range(200)),
     (preempted_blocks_are_kept, range(60)),
+    (who_comes_back_begins_anew, range(60)),
+    (one_cancels_for_all, range(200)),
+    (every_repeat_runs, range(60)),
+    (nobody_is_waited_for_in_vain, range(60)),
+    (the_dead_go_on_listening, range(200)),
+    (relays_are_heard_twice, range(200)),
+    (credit_without_a_reader, range(60)),
 ]

@@ -18,6 +18,7 @@ from baton.ipc.frames import Params, Prompt
 from baton.workers.fake import choose, follow
 
 MS = 1_000_000
+NEVER = -1
 END = 1
 _SMILE, _HAN = "😀".encode(), "한".encode()
 PIECES = [
@@ -66,10 +67,19 @@ class Wish:
     cancel_after_ns: int | None
     wants_end: bool
     deadline_after_ns: int | None
+    key: str = ""
+    resumable: bool = False
+    #: when the connection is lost, how long until the client is back, and at which frontend
+    drops: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether its answer has a life of its own."""
+        return bool(self.key) or self.resumable
 
 
 @dataclass(frozen=True)
-class Answer:
+class Truth:
     """The true end of a request that nobody disturbs."""
 
     reason: str
@@ -97,20 +107,20 @@ def _bytes(ids: list[int], skip_special: bool) -> bytes:
     return b"".join(PIECES[token] for token in ids if not (skip_special and token in TABLE.special))
 
 
-def reference(wish: Wish, shape: Shape) -> Answer:
+def reference(wish: Wish, shape: Shape) -> Truth:
     """The true answer, token by token from the script."""
     params, prompt = wish.params, len(wish.prompt_ids)
     limit = params.max_tokens if params.max_tokens is not None else shape.context_tokens - prompt
     too_long = prompt + (params.max_tokens or 0) > shape.context_tokens or prompt >= shape.context_tokens
     if not prompt or too_long or prompt + limit > shape.capacity:
-        return Answer("refused")
+        return Truth("refused")
     sampling = sampling_of(params)
     state, ids = 0, list[int]()
     for token in wish.prompt_ids:
         state = follow(state, token)
     while True:
         if shape.faulty.get(params.seed) == len(ids):
-            return Answer("error", None, ids, whole(ids, params.skip_special_tokens))
+            return Truth("error", None, ids, whole(ids, params.skip_special_tokens))
         token = choose(state, sampling, VOCAB, shape.mean_tokens)
         ids.append(token)
         state = follow(state, token)
@@ -118,10 +128,10 @@ def reference(wish: Wish, shape: Shape) -> Answer:
         found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
         if found:
             at, stop = min(found, key=lambda match: match[0])
-            return Answer("stop", stop, ids, text[:at])
+            return Truth("stop", stop, ids, text[:at])
         if token in sampling.end_ids or len(ids) == limit:
             reason = "stop" if token in sampling.end_ids else "length"
-            return Answer(reason, None, ids, whole(ids, params.skip_special_tokens))
+            return Truth(reason, None, ids, whole(ids, params.skip_special_tokens))
 
 
 def sampling_of(params: Params) -> Sampling:
@@ -144,6 +154,8 @@ def make_shape(rng: random.Random) -> Shape:
         stalled_s_max=0.4,
         answer_s_max=0.3,
         lives_max=100,
+        resume_s_max=0.1,
+        idempotency_s_max=0.05,
     )
     return Shape(
         limits=limits,
@@ -163,6 +175,37 @@ def make_shape(rng: random.Random) -> Shape:
 def make_wishes(rng: random.Random, shape: Shape, count: int) -> list[Wish]:
     """What ``count`` clients want."""
     return [_wish(rng, shape, number) for number in range(count)]
+
+
+def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
+    """In one world of three some wishes are kept: repeats of one key, and clients that lose their connection.
+
+    It has chance of its own, so that the other worlds stay as they are.
+    """
+    rng = random.Random(f"keep {seed}")
+    if rng.random() < 2 / 3:
+        return wishes
+    kept: list[Wish] = []
+    for wish in wishes:
+        fate, twin = rng.random(), next((other for other in reversed(kept) if other.key), None)
+        plain = replace(wish, answers=True, deadline_after_ns=None)
+        if fate < 0.3 and twin is not None:
+            same = {"prompt": twin.prompt, "prompt_ids": twin.prompt_ids, "params": twin.params, "key": twin.key}
+            wish = replace(plain, **same, at_ns=twin.at_ns + rng.randrange(30 * MS))  # type: ignore[arg-type]
+        elif fate < 0.5:
+            wish = replace(plain, key=f"key {wish.number}")
+        if fate < 0.3 or fate > 0.7:
+            drops = [(rng.randrange(60 * MS), _away(rng), rng.randrange(shape.frontends)) for _ in range(3)]
+            drops = drops[: rng.randrange(1, 4)]
+            wish = replace(wish, answers=True, deadline_after_ns=None, resumable=True, drops=tuple(sorted(drops)))
+        kept.append(wish)
+    return kept
+
+
+def _away(rng: random.Random) -> int:
+    if rng.random() < 0.1:
+        return NEVER
+    return rng.randrange(30 * MS) if rng.random() < 0.8 else rng.randrange(300 * MS)
 
 
 def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:

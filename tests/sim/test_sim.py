@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.answers import Answer, Answers
 from baton.engine.batcher import Batcher
 from baton.engine.blocks import BlockPool
+from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.frontend import FrontendCore
 from baton.engine.ownership import Ownership
@@ -22,8 +24,8 @@ from tests.sim.world import World
 
 FOLDER = Path(__file__).parent
 DECIDERS = (
-    *(FrontendCore, TokenizerCore, SchedulerCore, DetokenizerCore, WorkerCore),
-    *(Batcher, BlockPool, Ownership, StopScanner, TextState),
+    *(DeskCore, TokenizerCore, SchedulerCore, DetokenizerCore, WorkerCore),
+    *(FrontendCore, Answer, Answers, Batcher, BlockPool, Ownership, StopScanner, TextState),
 )
 
 #: seeds that once failed, with the history that each showed. A change of the script changes what a seed plays; the
@@ -40,6 +42,12 @@ PINNED = {
     1539: "numbers that were not finite moved the end of a text that had ended before",
     3111: "the same, after a flush",
 }
+
+
+TROUBLES = (
+    *("Recall(", "Returned(", "Cancel(", "StopFound(", "Credit(", "flags=2", "is killed", "Gone("),
+    *("Attach(", "Relay("),
+)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))
@@ -72,12 +80,13 @@ def test_seeds_meet_every_trouble() -> None:
         world = World(seed, record=True)
         world.run()
         text = "\n".join(world.lines)
-        for trouble in ("Recall(", "Returned(", "Cancel(", "StopFound(", "Credit(", "flags=2", "is killed", "Gone("):
+        for trouble in TROUBLES:
             met |= {trouble} if trouble in text else set()
         met |= {span.name for spans in world.oracles.spans.values() for span in spans}
         met |= {f"ended: {client.finish.reason}" for client in world.clients if client.finish is not None}
     ends = {"stop", "length", "cancelled", "timeout", "slow_consumer", "refused", "error"}
     assert {f"ended: {end}" for end in ends} <= met
+    assert {"Attach(", "Relay("} <= met
     assert {"paused", "preempted", "aborting", "flushing", "Recall(", "Returned(", "StopFound(", "flags=2"} <= met
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import (
     Account,
@@ -26,22 +27,22 @@ from baton.engine.effects import (
     Encode,
     Encoded,
     Finish,
+    Named,
     Plan,
     Send,
     Span,
     Tick,
     Wake,
 )
-from baton.engine.frontend import FrontendCore
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import Board
 from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
-from tests.sim.clients import Client
+from tests.sim.clients import DOORS, Client
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, make_shape, make_wishes, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -99,7 +100,8 @@ class World:
         self.live: dict[Place, Process | Worker] = {}
         self.links: dict[tuple[Place, int, Place], Link] = {}
         self.deaths = 0
-        self.clients = [Client(wish, self) for wish in make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))]
+        wishes = make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))
+        self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
         self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.WORKER, Role.DETOKENIZER)]
@@ -159,7 +161,7 @@ class World:
             return
         core: Any
         if role == Role.FRONTEND:
-            core = FrontendCore(me, self.board, self.board.slice(index), limits)
+            core = DeskCore(me, self.board, self.board.slice(index), limits, self.shape.frontends)
         elif role == Role.TOKENIZER:
             core = TokenizerCore(me, self.board, self.shape.context_tokens, limits)
         elif role == Role.SCHEDULER:
@@ -227,8 +229,8 @@ class World:
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
                         raise Broken("the plan ring is full with one step in flight")
                     self.ring_bell((Role.WORKER, 0))
-                case Begin() | Deliver() | Finish():
-                    self.clients[effect.door].hear(process, effect)
+                case Named() | Begin() | Deliver() | Finish():
+                    self.clients[effect.door % DOORS].hear(process, effect)
                 case _:
                     raise Broken(f"no such effect: {effect}")
 
