@@ -35,8 +35,11 @@ class Batcher:
         pool = self.pool
         assert pool is not None
         self._pause_or_resume(now_ns, out)
+        suspect = next((seq for seq in [*self.running, *self.waiting] if seq.suspect and seq.has_credit), None)
+        if suspect is not None and (alone := self._alone(suspect, now_ns, out)):
+            return alone
         budget, chosen, before = self.limits.step_tokens_max, Chosen(), self.preemptions
-        ready = [seq for seq in self.running if seq.held.state != "paused"]
+        ready = [seq for seq in self.running if seq.held.state != "paused" and not seq.suspect]
         for seq in [seq for seq in ready if seq.wanted == 1]:
             if budget and seq in self.running and self._make_room(seq, chosen, now_ns, out):
                 chosen.append((seq, 1))
@@ -47,16 +50,33 @@ class Batcher:
                 chosen.append((seq, count))
                 budget -= count
         while budget and self.preemptions == before:
-            first = next((seq for seq in self.waiting if seq.has_credit), None)
+            first = next((seq for seq in self.waiting if seq.has_credit and not seq.suspect), None)
             if first is None or not self._make_way(first, now_ns, out):
                 break
-            self.waiting.remove(first)
-            self.running.append(first)
-            first.blocks.extend(pool.allocate(pool.blocks_for(first.tokens)))
+            self._seat(first)
             count = min(budget, first.tokens)
             chosen.append((first, count))
             budget -= count
         return chosen
+
+    def _alone(self, seq: Sequence, now_ns: int, out: list[Effect]) -> Chosen:
+        """A step of one suspect: if the worker dies of it again, it is known of what."""
+        if seq in self.running:
+            if not self._make_room(seq, Chosen(), now_ns, out):
+                return []
+        elif self._make_way(seq, now_ns, out):
+            self._seat(seq)
+        else:
+            return []
+        return [(seq, min(self.limits.step_tokens_max, seq.wanted))]
+
+    def _seat(self, seq: Sequence) -> None:
+        """From the queue into the batch, with blocks for all of its tokens."""
+        pool = self.pool
+        assert pool is not None
+        self.waiting.remove(seq)
+        self.running.append(seq)
+        seq.blocks.extend(pool.allocate(pool.blocks_for(seq.tokens)))
 
     def remove(self, seq: Sequence) -> None:
         """The sequence has ended: out of the queue or the batch, its blocks freed."""

@@ -229,6 +229,11 @@ class DetokenizerCore:
         closed = Closed(key, flush.trace, length, reason, stop_reason, tail, failure, flush.prompt_ids)
         out.append(Send(Role.FRONTEND, flush.home.index, closed))
 
-    def story(self, slot: int) -> str:
-        """What is known here of one slot, for dumps."""
-        return f"lease {self.leases.get(slot)} flushing {self.flushing.get(slot)}"
+    def story(self) -> str:
+        """Every lease and every request being flushed, a line each, for dumps."""
+        leases = (
+            f"slot {slot}: seen {leased.seen} sent {leased.sent} {leased.lease}\n"
+            for slot, leased in self.leases.items()
+        )
+        flushing = (f"slot {slot}: {held} {flush}\n" for slot, (held, flush) in self.flushing.items())
+        return "".join([*leases, *flushing])

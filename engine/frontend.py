@@ -391,7 +391,6 @@ class FrontendCore:
         stream = self.streams.get(slot)
         return stream if stream is not None and stream.generation == generation else None
 
-    def story(self, slot: int) -> str:
-        """One request's life as this frontend knows it, for dumps."""
-        stream, row = self.streams.get(slot), self.board.row(slot)
-        return f"row {row} stream {stream}"
+    def story(self) -> str:
+        """Every request this frontend answers for, a line each, for dumps."""
+        return "".join(f"slot {slot}: {self.board.row(slot)} {stream}\n" for slot, stream in self.streams.items())

@@ -21,13 +21,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connections_max: int = 4096
     socket_send_bytes_max: int = 1 << 17
     client_ping_s: float = 0.4
-    client_silence_s_max: float = 30.0
+    client_silence_s_max: float = 60.0
     client_outbox_messages_max: int = 256
     mailbox_tokens_max: int = 1024
     answer_s_max: float = 60.0
     stalled_s_max: float = 60.0
     request_s_max: float = 3600.0
     lives_max: int = 8
+    lone_deaths_max: int = 2
     keepalive_s: float = 5.0
     # the board
     requests_per_frontend_max: int = 1024
@@ -49,6 +50,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     request_spans_max: int = 64
     # processes
     start_s_max: float = 120.0
+    watch_interval_s: float = 0.25
+    ping_interval_s: float = 1.0
+    hung_s_max: float = 10.0
+    hung_steps_max: int = 20
+    tell_s_max: float = 0.5
+    dumps_max: int = 20
     drain_s_max: float = 30.0
     stop_s_max: float = 3.0
     restarts_max: int = 5

@@ -190,19 +190,35 @@ class SchedulerCore:
         if event.role == Role.WORKER:
             hello = self.ranks.get(event.index)
             if hello is not None and hello.address.incarnation < event.incarnation:
-                self._roll_back(now_ns, out)
+                self._roll_back(now_ns, out, event.fault)
         elif event.role == Role.DETOKENIZER:
             self._drain(now_ns, out)
             for seq in self.sequences.values():
                 if seq.leased_to and seq.leased_to < event.incarnation:
                     self._lease(seq, out)
 
-    def _roll_back(self, now_ns: int, out: list[Effect]) -> None:
+    def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:
         """A worker is gone, and the cache with it: count what it committed, then begin again from those tokens."""
         self._drain(now_ns, out)
+        if fault and self.flight is not None:
+            self._suspect(self.flight)
         self.flight = None
         self.ranks.clear()
         self.batcher.roll_back(now_ns, out)
+
+    def _suspect(self, flight: Flight) -> None:
+        """The worker died over this step and nobody did it: its sequences run alone until each has gained a token."""
+        alone = len(flight.rows) == 1
+        for seq, _ in flight.rows:
+            if seq.end is not None:
+                continue
+            seq.suspect = True
+            seq.lone_deaths += alone
+            if seq.lone_deaths >= self.limits.lone_deaths_max:
+                message = f"the worker died {seq.lone_deaths} times over this request alone; it is not tried again"
+                failure = Failure(500, "server_error", message, None, "poisoned")
+                self._end(seq, End("error", len(seq.output), None, failure))
+                self.counts["poisoned"] += 1
 
     def _lease(self, seq: Sequence, out: list[Effect]) -> None:
         incarnation = self.board.live(Role.DETOKENIZER, 0)
@@ -259,6 +275,7 @@ class SchedulerCore:
                 continue
             seq.output.append(record.token)
             seq.logprobs.append(record.logprob)
+            seq.suspect, seq.lone_deaths = False, 0
             self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
             if seq.end is None:
                 if what is not None:
@@ -364,6 +381,9 @@ class SchedulerCore:
         seq = self.sequences.get(slot)
         return seq if seq is not None and seq.held.generation == generation else None
 
-    def story(self, slot: int) -> str:
-        """One request's life as the scheduler knows it, for dumps."""
-        return f"row {self.board.row(slot)} sequence {self.sequences.get(slot)}"
+    def story(self) -> str:
+        """The step in flight, then every request held, a line each, for dumps."""
+        flight = self.flight
+        rows = [] if flight is None else [(seq.held.slot, count) for seq, count in flight.rows]
+        head = f"step {self.step} in flight: {rows}\n"
+        return head + "".join(f"slot {slot}: {seq}\n" for slot, seq in self.sequences.items())

@@ -38,6 +38,8 @@ class Sequence:
     admitted: bool = False
     leased_to: int = 0
     preemptions: int = 0
+    suspect: bool = False  # a worker died over it, unexplained; it runs alone until it gains a token
+    lone_deaths: int = 0
     end: End | None = None
 
     @property

@@ -119,6 +119,6 @@ class TokenizerCore:
         closed = Closed(key, submit.trace, len(submit.delivered), reason, None, "", failure)
         out.append(Send(Role.FRONTEND, home, closed))
 
-    def story(self, slot: int) -> str:
-        """What is known here of one slot, for dumps."""
-        return f"pending {self.pending.get(slot)}"
+    def story(self) -> str:
+        """Every request whose prompt is being encoded, a line each, for dumps."""
+        return "".join(f"slot {slot}: {held}\n" for slot, (held, _) in self.pending.items())

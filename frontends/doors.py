@@ -7,7 +7,6 @@ import errno
 import socket
 from pathlib import Path
 
-import zmq
 from aiohttp import web
 
 from baton.engine.effects import Account
@@ -34,6 +33,7 @@ class Doors:
     def __init__(self) -> None:
         self.metrics: Metrics | None = None
         self._reception: Reception | None = None
+        self._websocket: WebSocketDoor | None = None
         self._gateway: Gateway | None = None
         self._runner: web.AppRunner | None = None
         self._keep_alive: asyncio.Task[None] | None = None
@@ -47,7 +47,8 @@ class Doors:
         keys = zmq_keys(settings)
         listener = listen(settings.host, settings.port, settings.limits.socket_send_bytes_max)
         door = HttpDoor(reception, settings, sources, self.metrics)
-        door.app.add_routes(WebSocketDoor(reception, settings, self.metrics).routes())
+        self._websocket = WebSocketDoor(reception, settings, self.metrics)
+        door.app.add_routes(self._websocket.routes())
         runner = web.AppRunner(
             door.app,
             access_log=None,
@@ -59,7 +60,7 @@ class Doors:
         address = settings.zmq or f"ipc://{directory / SOCKET_NAME}"
         try:
             zmq_address = gateway.start(address, keys)
-        except zmq.ZMQError as error:
+        except OSError as error:
             listener.close()
             raise StartError(f"cannot listen on {address}: {error.strerror}") from None
         self._gateway, self._runner = gateway, runner
@@ -94,6 +95,8 @@ class Doors:
             self._keep_alive.cancel()
         if self._gateway is not None:
             self._gateway.stop()
+        if self._websocket is not None:
+            await self._websocket.close()
         await runner.cleanup()
         reception.close()
 

@@ -126,7 +126,7 @@ class Validator:
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
-        return self._request(fields, "chat", params, prompt, instructions)
+        return self._request(fields, "chat", params, prompt, instructions, stream=True)
 
     # -------------------------------------------------------------------------------- what all kinds share
 
@@ -156,9 +156,16 @@ class Validator:
         )
 
     def _request(
-        self, fields: Fields, operation: str, params: Params, prompt: Prompt, instructions: str | None = None
+        self,
+        fields: Fields,
+        operation: str,
+        params: Params,
+        prompt: Prompt,
+        instructions: str | None = None,
+        stream: bool | None = None,
     ) -> GenerateRequest:
-        stream = fields.boolean("stream")
+        if stream is None:
+            stream = fields.boolean("stream")
         include_usage = _include_usage(fields, stream)
         labels = {}
         for name, attribute in parameters.LABELS.items():

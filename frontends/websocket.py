@@ -34,6 +34,8 @@ ENVELOPE = Shape("Envelope", (*parameters.ENVELOPE, "response"))
 
 #: finished responses that a late cancel is told about by name
 _FINISHED_MAX = 1024
+#: how long a client may take to answer a close
+_CLOSE_S_MAX = 1.0
 
 
 class WebSocketDoor:
@@ -45,6 +47,7 @@ class WebSocketDoor:
         self.origins = settings.origins
         self.metrics = metrics
         self.validator = Validator(reception.card, self.limits)
+        self.sockets: set[_Socket] = set()
 
     def routes(self) -> list[web.RouteDef]:
         """For the application of the HTTP door."""
@@ -60,14 +63,23 @@ class WebSocketDoor:
             max_msg_size=self.limits.body_bytes_max,
             writer_limit=1,
             heartbeat=2 * self.limits.stalled_s_max,
+            timeout=_CLOSE_S_MAX,
         )
         await socket.prepare(request)
+        self.sockets.add(socket)
         try:
             await _Connection(self, request, socket).run()
         except Exception:
             log.exception("a connection failed")
             await socket.close(code=WSCloseCode.INTERNAL_ERROR)
+        finally:
+            self.sockets.discard(socket)
         return socket
+
+    async def close(self) -> None:
+        """Tell the clients that the server goes away."""
+        going = [socket.close(code=WSCloseCode.GOING_AWAY, message=b"shutting down") for socket in self.sockets]
+        await asyncio.gather(*going, return_exceptions=True)
 
 
 class _Socket(web.WebSocketResponse):

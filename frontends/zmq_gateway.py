@@ -51,7 +51,7 @@ class Gateway:
         self._pinger: asyncio.TimerHandle | None = None
 
     def start(self, address: str, keys: ServerKeys | None) -> str:
-        """Bind and listen; returns the address bound. zmq.ZMQError says why that is impossible."""
+        """Bind and listen; returns the address bound. OSError says why that is impossible."""
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, self.limits.client_outbox_messages_max)
@@ -66,10 +66,10 @@ class Gateway:
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
         try:
             socket.bind(address)
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             socket.close()
             self.stop()
-            raise
+            raise OSError(error.errno, error.strerror) from None
         self._port = Port(socket, self._received)
         self._ping_later()
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)

@@ -23,7 +23,9 @@ ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES * PLACE_WORDS
 
 # words of a place: the first three are the supervisor's, the rest the process's own
-INCARNATION, PID, SINCE, PULSE, READY, GAUGES = 0, 1, 2, 3, 4, 8
+INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+#: how far a process has come in starting; the number stands on the board
+PHASES = ("starting", "loading", "warming up", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -39,7 +41,10 @@ def fence() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlaceView:
-    """One process as the life table shows it; ``since_ns`` is when it was started, of the monotonic clock."""
+    """One process as the life table shows it; ``since_ns`` is when it was started, of the monotonic clock.
+
+    ``expected_ns`` is how long it thinks the work at hand will take, during which its pulse may stand still.
+    """
 
     role: Role
     index: int
@@ -47,7 +52,13 @@ class PlaceView:
     pid: int
     since_ns: int
     pulse: int
-    ready: bool
+    phase: str
+    expected_ns: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether its start-up is done."""
+        return self.phase == PHASES[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +210,8 @@ class Board:
     def set_live(self, role: int, index: int, incarnation: int, since_ns: int) -> None:
         """The supervisor's: a new incarnation fills the place; the one before is reaped."""
         words, at = self._words, self._place(role, index)
-        words[at + PID], words[at + SINCE], words[at + PULSE], words[at + READY] = 0, since_ns, 0, 0
+        words[at + PID], words[at + SINCE], words[at + PULSE], words[at + PHASE] = 0, since_ns, 0, 0
+        words[at + EXPECTED] = 0
         words[at + INCARNATION] = incarnation
         fence()
 
@@ -211,9 +223,13 @@ class Board:
         """The process's own: one more event was handled."""
         self._words[self._place(role, index) + PULSE] += 1
 
-    def set_ready(self, role: int, index: int) -> None:
-        """The process's own: start-up is done."""
-        self._words[self._place(role, index) + READY] = 1
+    def set_phase(self, role: int, index: int, phase: str) -> None:
+        """The process's own: how far its start-up has come."""
+        self._words[self._place(role, index) + PHASE] = PHASES.index(phase)
+
+    def expect(self, role: int, index: int, duration_ns: int) -> None:
+        """The process's own: the work it begins now will take about this long."""
+        self._words[self._place(role, index) + EXPECTED] = duration_ns
 
     def places(self) -> Iterator[PlaceView]:
         """Every place that was ever filled."""
@@ -222,8 +238,16 @@ class Board:
                 at = self._place(role, index)
                 words = self._words[at : at + PLACE_WORDS]
                 if words[INCARNATION]:
+                    phase = PHASES[min(words[PHASE], len(PHASES) - 1)]
                     yield PlaceView(
-                        role, index, words[INCARNATION], words[PID], words[SINCE], words[PULSE], bool(words[READY])
+                        role,
+                        index,
+                        words[INCARNATION],
+                        words[PID],
+                        words[SINCE],
+                        words[PULSE],
+                        phase,
+                        words[EXPECTED],
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:

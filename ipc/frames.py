@@ -311,11 +311,25 @@ class StartFailed(Frame, frozen=True):
 
 
 class Life(Frame, frozen=True):
-    """Supervisor -> all: the life table changed; ``incarnation`` fills that place from now on."""
+    """Supervisor -> all: the life table changed; ``incarnation`` fills that place from now on.
+
+    ``fault`` says that the one before died of something nobody did to it: it crashed or hung.
+    """
 
     role: Role
     index: int
     incarnation: int
+    fault: bool = False
+
+
+class Ping(Frame, frozen=True):
+    """Supervisor -> any: work to be seen doing. Reading it moves the pulse on; there is no answer."""
+
+
+class Tell(Frame, frozen=True):
+    """Supervisor -> any: write what you hold into ``file``, for a dump."""
+
+    file: str
 
 
 class Serving(Frame, frozen=True):
@@ -356,6 +370,8 @@ AnyFrame = (
     | Ready
     | StartFailed
     | Life
+    | Ping
+    | Tell
     | Serving
     | Drained
     | Halt

@@ -17,10 +17,11 @@ from baton.ipc.frames import AnyFrame, Role
 
 
 class Core(Protocol):
-    """What every core is: a start, and events in, effects out."""
+    """What every core is: a start, events in and effects out, and a story of what it holds, for dumps."""
 
     def start(self, now_ns: int) -> list[Effect]: ...
     def handle(self, event: object, now_ns: int) -> list[Effect]: ...
+    def story(self) -> str: ...
 
 
 class Sender(Protocol):

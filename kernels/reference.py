@@ -84,10 +84,15 @@ def plan_ragged(parts: Sequence[Part], block_size: int, device: torch.device) ->
 def _decode_group(first: int, members: list[Part], width: int, block_size: int, device: torch.device) -> Group:
     keys = width * block_size
     lengths = torch.tensor([part.start + 1 for part in members], device=device)
-    tables = torch.tensor([[*part.table[:width], *[0] * (width - len(part.table))] for part in members], device=device)
+    tables = []
+    for part in members:
+        own = list(part.table[: part.start // block_size + 1])
+        # Padding repeats the sequence's first block: what is wrong there is wrong with that one alone.
+        tables += own + own[:1] * (width - len(own))
+    blocks = torch.tensor(tables, device=device)
     unseen = torch.arange(keys, device=device) >= lengths[:, None]
     mask = torch.zeros(unseen.shape, device=device).masked_fill_(unseen, float("-inf"))
-    return Group(first, len(members), 1, keys, tables.flatten(), mask[:, None, None, :])
+    return Group(first, len(members), 1, keys, blocks, mask[:, None, None, :])
 
 
 def _prefill_group(first: int, members: list[Part], _: int, block_size: int, device: torch.device) -> Group:
@@ -140,10 +145,10 @@ def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, ragged: Ragged) -
     """Causal grouped-query attention of ``[tokens, heads, head_dim]`` over the pools; same shape and dtype
     back.
 
-    ``softmax(q kᵀ / sqrt(head_dim)) v`` per sequence, accumulated in float32 whatever the pool holds. Keys
-    gathered in vain (a block table's padding, the unfilled rest of a block) are masked; the pool must hold
-    finite numbers there, for zero times infinity is not zero. Vaswani et al., 2017, section 3.2.1; Ainslie et
-    al., GQA, 2023.
+    ``softmax(q kᵀ / sqrt(head_dim)) v`` per sequence, accumulated in float32 whatever the pool holds. Places
+    gathered in vain (a table's padding, the unwritten rest of a sequence's last block) are masked, but must
+    hold finite numbers, for zero times infinity is not zero: a block is cleared when a sequence begins to
+    write it. Vaswani et al., 2017, section 3.2.1; Ainslie et al., GQA, 2023.
     """
     out = torch.empty_like(q)
     kv_heads, head_dim = k_pool.shape[2:]

@@ -23,6 +23,7 @@ SERVE_FLAGS = {
     "--host": "Address to listen on.",
     "--port": "Port to listen on; 0 picks a free one and prints it.",
     "--zmq": "ZeroMQ endpoint to offer besides, e.g. tcp://127.0.0.1:8001.",
+    "--device": "Where the model computes: cpu or cuda.",
     "--dtype": "Type the model computes in: bfloat16 or float32.",
     "--weights": "Type the weights are kept in: bfloat16 or float32.",
     "--kv-memory": "Memory for the KV cache, e.g. 4GiB.",
@@ -45,6 +46,8 @@ def serve_flags(command: Command) -> Command:
 def fail(error: BaseException | str, status: int = 1) -> NoReturn:
     """Say in one line what was wrong, and end."""
     words = str(error) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        words += "; to serve, install baton-llm[serve]"
     click.echo("baton: " + " ".join(words.split()), err=True)
     sys.exit(status)
 

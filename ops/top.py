@@ -99,7 +99,7 @@ def render(frame: Frame, before: Frame | None, rows_max: int) -> RenderableType:
         used = kv_total - frame.gauges.get("kv_blocks_free", 0)
         totals.append(f"   KV {used} of {kv_total} blocks, {frame.gauges.get('kv_blocks_cached', 0)} cached")
     if before is not None and elapsed_s > 0:
-        totals.append(f"   {_delivered(frame, before) / elapsed_s:.0f} tokens/s", "bold green")
+        totals.append(f"   {_delivered(frame, before) / elapsed_s:.0f} tokens/s to these", "bold green")
     longest = sorted(frame.requests, key=lambda request: -request.held_s)
     parts: list[RenderableType] = [_processes(frame, before, elapsed_s), totals]
     if longest:

@@ -5,7 +5,9 @@ It only holds memory; which block belongs to whom is the scheduler's affair.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,9 +47,8 @@ def blocks_for_bytes(config: ModelConfig, dtype: torch.dtype, kv_bytes: int) -> 
 
 
 class KvPool:
-    """Keys and values of every layer, ``[blocks, block_size, kv_heads, head_dim]`` each, zero until written.
-
-    Zero matters: attention reads unwritten places under a mask, and only finite numbers can be masked.
+    """Keys and values of every layer, ``[blocks, block_size, kv_heads, head_dim]`` each; its size never
+    changes.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, blocks: int, device: torch.device) -> None:
@@ -60,9 +61,9 @@ class KvPool:
                 f"from 1 to {fitting} blocks ({fitting * each} bytes) fit"
             )
         shape = (config.layers, 2, blocks, BLOCK_SIZE, config.kv_heads, config.head_dim)
-        pool = _zeros(blocks * each, device).view(dtype).view(shape)
-        self.keys: list[Tensor] = list(pool[:, 0])
-        self.values: list[Tensor] = list(pool[:, 1])
+        self._pool = _zeros(blocks * each, device).view(dtype).view(shape)
+        self.keys: list[Tensor] = list(self._pool[:, 0])
+        self.values: list[Tensor] = list(self._pool[:, 1])
         self.layout = KvLayout(
             block_size=BLOCK_SIZE,
             blocks=blocks,
@@ -73,13 +74,23 @@ class KvPool:
             dtype=str(dtype).removeprefix("torch."),
         )
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero ``blocks`` in every layer, as a sequence must have it that begins to write them.
+
+        Attention reads the unwritten rest of a block under a mask, and what cannot be masked are the
+        infinities a former owner may have left there.
+        """
+        if blocks:
+            self._pool.index_fill_(2, torch.tensor(blocks, device=self._pool.device), 0.0)
+
 
 def _zeros(size: int, device: torch.device) -> Tensor:
     """Zeroed bytes; on the CPU, huge pages (where there are) that the kernel zeroes when first touched."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=torch.uint8, device=device)
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    region.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel built without huge pages
+        region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=torch.uint8)
 
 
@@ -91,7 +102,9 @@ def available_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])  # less what can be dropped
+        available = min(available, int(limit) - used)
     return max(available, 0)

@@ -19,6 +19,7 @@ import uvloop
 
 from baton.ipc.frames import Role, StartFailed
 from baton.workers.config import Launch
+from baton.workers.dump import STACKS_SIGNAL, STACKS_SUFFIX
 from baton.workers.process import Process, StartError
 
 MODULES = {
@@ -57,7 +58,10 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     launch = msgspec.json.decode(Path(argv[0]).read_bytes(), type=Launch)
-    return uvloop.run(_run(launch))
+    stacks = Path(argv[0]).with_suffix(STACKS_SUFFIX)
+    with stacks.open("w") as file:  # a dump asks for the stacks by this signal, and the loop need not be alive for it
+        faulthandler.register(STACKS_SIGNAL, file)
+        return uvloop.run(_run(launch))
 
 
 if __name__ == "__main__":

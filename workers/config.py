@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zmq_curve_keys: str | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     weights: Literal["bfloat16", "float32"] = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str | None = None
     kv_blocks: Count | None = None
     max_step_tokens: Count = 512

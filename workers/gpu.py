@@ -16,6 +16,7 @@ from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc import doorbell
+from baton.ipc.clock import now_ns
 from baton.ipc.frames import Address, Halt, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import PlanReader, StepWriter
 from baton.ipc.ring import Ring, RingReader, RingWriter
@@ -54,6 +55,10 @@ class Greeter:
             case _:
                 raise AssertionError(f"no such event for a worker: {event!r}")
 
+    def story(self) -> str:
+        """A worker holds no request; what it computes is in the scheduler's story."""
+        return f"{self.hello}\n"
+
 
 class StepLoop:
     """Runs plans one after the other. Invariant: a step's records are committed before the next plan is looked at."""
@@ -70,6 +75,7 @@ class StepLoop:
             process.bell(Role.SCHEDULER, 0, "tokens"),
             process.bell(Role.DETOKENIZER, 0, "tokens"),
         ]
+        self.token_ns = 0.0  # how long a token takes, on average of late: what the watch is told to expect
         self._todo: deque[Plan] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -86,9 +92,13 @@ class StepLoop:
                 rows = self.core.apply(plan)
                 if rows is None:
                     continue
+                tokens = sum(len(row.tokens) for row in rows)
+                self.process.board.expect(*self.process.me.place, int(tokens * self.token_ns))
+                began_ns = now_ns()
                 if self.step_s:
                     await asyncio.sleep(self.step_s)
                 done = self.core.commit(plan, rows, self.runner.step(rows))
+                self.token_ns += (((now_ns() - began_ns) / tokens) - self.token_ns) / 8
                 await self._commit(done)
                 self.process.board.beat(*self.process.me.place)
         except Exception as error:
@@ -123,6 +133,7 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
             blocks=settings.kv_blocks,
             kv_bytes=kv_bytes,
             threads=settings.threads,
+            device=settings.device,
         )
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
@@ -137,6 +148,7 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
 async def run(process: Process) -> None:
     """Serve until halted."""
     settings, card = process.settings, process.card
+    process.phase("loading")
     runner, layout, digest = _make_runner(settings, card.path, card.vocab)
     me: Address = process.me
     ranks = 1

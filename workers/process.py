@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from baton.engine.effects import Note, Span
 from baton.ipc import doorbell
 from baton.ipc.board import Board
-from baton.ipc.frames import Address, AnyFrame, Halt, Ready, Role
+from baton.ipc.frames import Address, AnyFrame, Halt, Ping, Ready, Role, Tell
 from baton.ipc.log import make_log
 from baton.ipc.shell import Core, Shell
 from baton.ipc.tracing import Tracer
@@ -90,8 +91,12 @@ class Process:
 
     def ready(self, detail: dict[str, str]) -> None:
         """Tell the supervisor that start-up is done."""
-        self.board.set_ready(*self.me.place)
+        self.phase("ready")
         self.links.send(Role.SUPERVISOR, 0, Ready(self.me, detail))
+
+    def phase(self, name: str) -> None:
+        """Show how far start-up has come."""
+        self.board.set_phase(*self.me.place, name)
 
     def close(self) -> None:
         """Let go of everything in good order."""
@@ -115,6 +120,12 @@ class Process:
         self.log.error("task_failed", detail=str(context.get("message")), exc_info=error)
 
     def _deliver(self, frame: AnyFrame) -> None:
+        if isinstance(frame, Ping):
+            self.board.beat(*self.me.place)
+            return
+        if isinstance(frame, Tell):
+            Path(frame.file).write_text("" if self.shell is None else self.shell.core.story())
+            return
         listener = self._listeners.get(type(frame))
         if listener is not None:
             listener(frame)

@@ -69,11 +69,13 @@ class Runner:
             total += len(row.tokens)
             ends[id(row)] = total - 1
         sampled = [row for row in rows if row.sample]
+        parts = [Part(row.start, len(row.tokens), row.blocks) for row in ordered]
         with torch.inference_mode():
-            parts = [Part(row.start, len(row.tokens), row.blocks) for row in ordered]
+            ragged = plan_ragged(parts, BLOCK_SIZE, self._device)
+            self._pool.clear([block for part in parts for block in _begun(part)])
             logits = self._model.logits(
                 torch.tensor(ids, device=self._device),
-                plan_ragged(parts, BLOCK_SIZE, self._device),
+                ragged,
                 self._pool.keys,
                 self._pool.values,
                 torch.tensor([ends[id(row)] for row in sampled], dtype=torch.int64, device=self._device),
@@ -83,14 +85,15 @@ class Runner:
             return sample(logits, [row.sampling for row in sampled], [row.position for row in sampled])
 
     def warm_up(self) -> None:
-        """Run a prefill and a decode step through block 0 and wipe it, so that no request pays for first
-        calls.
-        """
+        """Run a prefill and a decode step through block 0, so that no request pays for first calls."""
         sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
         for start, count in ((0, BLOCK_SIZE - 1), (BLOCK_SIZE - 1, 1)):
             self.step([StepRow(0, [0] * count, start, [0], True, 0, sampling)])
-        for pool in (*self._pool.keys, *self._pool.values):
-            pool[0].zero_()
+
+
+def _begun(part: Part) -> Sequence[int]:
+    """The blocks whose first place this step writes."""
+    return part.table[-(-part.start // BLOCK_SIZE) : -(-(part.start + part.count) // BLOCK_SIZE)]
 
 
 def _keep_freed_memory() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling
 
 GREEDY_BELOW = 1e-5
-CANDIDATES = 512  # sorted first when looking for the nucleus; rows whose nucleus is larger cause a full sort
+CANDIDATES = 256  # sorted first when looking for the nucleus; rows whose nucleus is larger cause a full sort
 
 
 def sample(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Sampled]:
@@ -49,35 +49,39 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
 def _draw(logits: Tensor, peaks: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
     """Tokens by inversion of each row's cut distribution at the row's own random number: int64 ``[rows]``."""
     temperatures = torch.tensor([s.temperature for s in samplings], device=logits.device)
-    scaled = (logits - peaks[:, None]) / temperatures[:, None]
-    weights = scaled.double().exp_()
+    scaled = (logits - peaks[:, None]).div_(temperatures[:, None])
+    weights = scaled.exp()
     cut = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < logits.shape[1]]
     if cut:
-        floors = _floors(scaled[cut], weights[cut], [samplings[i] for i in cut])
-        weights[cut] = weights[cut].masked_fill_(scaled[cut] < floors[:, None], 0.0)
-    mass = weights.cumsum(-1)
+        floors = torch.full_like(peaks, -math.inf)
+        floors[cut] = _floors(scaled[cut], weights[cut], [samplings[i] for i in cut])
+        weights.masked_fill_(scaled < floors[:, None], 0.0)
+    mass = weights.cumsum(-1, dtype=torch.float64)
     numbers = uniforms([s.seed for s in samplings], positions)
     targets = torch.from_numpy(numbers).to(logits.device)[:, None] * mass[:, -1:]
     return torch.searchsorted(mass, targets, right=True)[:, 0]
 
 
 def _floors(scaled: Tensor, weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The least scaled logit each row keeps: first top-k, then top-p of what that leaves; equals are kept."""
+    """The least scaled logit each row keeps: of its best top-k those that make up top-p of their mass."""
     vocab, device = scaled.shape[1], scaled.device
     counts = torch.tensor([s.top_k if 0 < s.top_k < vocab else vocab for s in samplings], device=device)
     shares = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
-    limited = counts < vocab
-    width = min(vocab, max([CANDIDATES, *counts[limited].tolist()]))
+    endless = counts == vocab
+    whole = torch.zeros_like(shares)
+    if endless.any():
+        whole[endless] = weights[endless].cumsum(-1, dtype=torch.float64)[:, -1]
+    width = int(torch.where(endless, min(CANDIDATES, vocab), counts).max())
     while True:
-        top = scaled.topk(width, sorted=True).values
-        kth = top.gather(1, counts.clamp(max=width)[:, None] - 1).masked_fill_(~limited[:, None], -math.inf)
-        kept = torch.where(top >= kth, top.double().exp(), 0.0)
-        before = kept.cumsum(-1) - kept
-        total = torch.where(scaled >= kth, weights, 0.0).cumsum(-1)[:, -1:]
-        nucleus = (before < shares[:, None] * total) & (top >= kth)
+        top = scaled.topk(width).values
+        within = torch.arange(width, device=device) < counts[:, None]
+        kept = torch.where(within, top.exp(), 0.0).double()
+        through = kept.cumsum(-1)
+        total = torch.where(endless, whole, through[:, -1])
+        nucleus = within & (through - kept < (shares * total)[:, None])
         nucleus[:, 0] = True
-        # A nucleus that fills the candidates may go on beyond them, unless top-k ends it there.
-        if width == vocab or not (nucleus[:, -1] & ~limited).any():
+        # Where no top-k ends it, a nucleus that fills the candidates may go on beyond them.
+        if width == vocab or not (nucleus[:, -1] & endless).any():
             return top.masked_fill_(~nucleus, math.inf).amin(-1)
         width = vocab
 

@@ -25,14 +25,16 @@ from baton.engine.limits import Limits
 from baton.ipc import doorbell
 from baton.ipc.board import Board
 from baton.ipc.clock import epoch_offset_ns, now_ns
-from baton.ipc.frames import Address, AnyFrame, Drained, Halt, Life, Ready, Role, Serving, StartFailed
+from baton.ipc.frames import Address, AnyFrame, Drained, Halt, Life, Ping, Ready, Role, Serving, StartFailed, Tell
 from baton.ipc.log import make_log
 from baton.ipc.ring import Ring
 from baton.ipc.rundir import RunDirectory, default_base
 from baton.ipc.zmq_link import Links
 from baton.workers.card import make_card
 from baton.workers.config import Card, Launch, Settings
+from baton.workers.dump import STACKS_SIGNAL, STORY_SUFFIX, write_dump
 from baton.workers.model.gguf import ModelFileError
+from baton.workers.watch import STOPPED, Watch, process_state
 
 #: every place of this server, in the order in which they are started (the slowest first)
 PLACES = (
@@ -51,6 +53,14 @@ BELLS = [(role, index, "plans") for role, index in PLACES if role is Role.WORKER
 ]
 
 
+#: signals that somebody sends; a process that dies of one is not to blame, nor is what it was doing
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+#: a worker's threads must not spin for long: the other processes live on the same cores
+QUIET_THREADS = {"GOMP_SPINCOUNT": "1000"}
+
+
 class ServeError(Exception):
     """The server cannot start or go on; one line for people."""
 
@@ -65,6 +75,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
     detail: dict[str, str] = field(default_factory=dict)
+    condemned: str | None = None
     deaths: deque[float] = field(default_factory=deque)
 
     @property
@@ -98,6 +109,8 @@ class Supervisor:
         self.stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.links = Links(path, self.me, self.limits, self._deliver, self._report)
+        self.watch = Watch(self.limits)
+        self._task(self._keep_watch())
 
     # -------------------------------------------------------------------------------- starting and restarting
 
@@ -112,12 +125,12 @@ class Supervisor:
             late = ", ".join(child.name for child in self.children.values() if not child.ready)
             raise ServeError(f"not ready within {self.limits.start_s_max:g} s: {late}") from None
 
-    async def _spawn(self, child: Child) -> None:
+    async def _spawn(self, child: Child, fault: bool = False) -> None:
         """Fill a place: life table first, then everyone is told, then the process begins."""
         child.incarnation += 1
-        child.ready = False
+        child.ready, child.condemned = False, None
         self.board.set_live(child.role, child.index, child.incarnation, now_ns())
-        self._broadcast(Life(child.role, child.index, child.incarnation))
+        self._broadcast(Life(child.role, child.index, child.incarnation, fault))
         launch = Launch(
             role=child.role,
             index=child.index,
@@ -140,23 +153,25 @@ class Supervisor:
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=[*self.bells.values(), self.lifeline],
             start_new_session=True,
+            env={**QUIET_THREADS, **os.environ},
         )
         self.board.set_pid(child.role, child.index, child.process.pid)
-        self._task(self._watch(child, child.process))
+        self._task(self._await_death(child, child.process))
 
     def _settings_for(self, child: Child) -> Settings:
         """The settings; a frontend that comes back takes the port its predecessor was given."""
         port = urlsplit(child.detail.get("http", "")).port
         return self.settings if port is None else msgspec.structs.replace(self.settings, port=port)
 
-    async def _watch(self, child: Child, process: asyncio.subprocess.Process) -> None:
+    async def _await_death(self, child: Child, process: asyncio.subprocess.Process) -> None:
         """Wait for the end of a process; it is reaped when this goes on."""
         status = await process.wait()
         child.ready = False
         if self.stopping:
             self._notice()
             return
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        how = child.condemned or (f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}")
+        fault = child.condemned not in (None, STOPPED) or -status not in FROM_OUTSIDE
         if not self.serving:
             self.failure = self.failure or f"{child.name} died while starting ({how})"
             self._notice()
@@ -175,7 +190,40 @@ class Supervisor:
         if len(child.deaths) > 1:
             await asyncio.sleep(self.limits.restart_backoff_s * 2 ** (len(child.deaths) - 2))
         if not self.stopping:
-            await self._spawn(child)
+            await self._spawn(child, fault)
+
+    # -------------------------------------------------------------------------------- watching
+
+    async def _keep_watch(self) -> None:
+        """Look at every child again and again; one that is hung is dumped and killed, and dies like any other."""
+        while not self.stopping:
+            await asyncio.sleep(self.limits.watch_interval_s)
+            for place in list(self.board.places()):
+                child = self.children[(place.role, place.index)]
+                process = child.process
+                if process is None or process.returncode is not None or child.condemned is not None:
+                    continue
+                ping, why = self.watch.look(place, process_state(process.pid), now_ns())
+                if ping:
+                    self.links.send(place.role, place.index, Ping())
+                if why is not None:
+                    child.condemned = why
+                    self._task(self._condemn(child, process, why))
+
+    async def _condemn(self, child: Child, process: asyncio.subprocess.Process, why: str) -> None:
+        """Keep what may explain it, then kill."""
+        run = self.directory.path
+        for other in self.children.values():
+            if other.process is not None and other.process.returncode is None and other is not child:
+                self.links.send(other.role, other.index, Tell(str(run / f"{other.name}{STORY_SUFFIX}")))
+            if other.process is not None and other.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    other.process.send_signal(STACKS_SIGNAL)
+        await asyncio.sleep(self.limits.tell_s_max)
+        dump = write_dump(run, self.board, child.name, why, self.limits.dumps_max)
+        self.log.error("process_hung", name=child.name, why=why, dump=str(dump))
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     # -------------------------------------------------------------------------------- frames and news
 

@@ -200,6 +200,7 @@ class Connection:
     def _check(self, allowed_s: float) -> None:
         silence_s = self._loop.time() - self._heard_s
         if silence_s > allowed_s:
+            self._send(wire.Bye())  # for when it wakes up
             self.fail(NotConnected(f"nothing was heard from {self.address} for {silence_s:.1f} s"))
         else:
             self._watch_later()

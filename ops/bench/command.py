@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baton.ops.bench import loop
 from baton.ops.bench.load import Plan, drive
 from baton.ops.bench.report import Objectives, report, table
 from baton.ops.bench.stream import Outcome
@@ -47,7 +48,7 @@ def run(asked: Asked) -> int:
     """Measure and report: 0 if any request succeeded, 1 if none did, 130 if interrupted (then of what had ended)."""
     where = target(asked.url, asked.api_key)
     plan = Plan(
-        model=asked.model if asked.model is not None else asyncio.run(first_model(where, asked.timeout)),
+        model=asked.model if asked.model is not None else loop.run(first_model(where, asked.timeout)),
         concurrency=asked.concurrency,
         requests=4 * asked.concurrency if asked.requests is None and asked.seconds is None else asked.requests,
         seconds=asked.seconds,
@@ -61,7 +62,7 @@ def run(asked: Asked) -> int:
     )
     outcomes: list[Outcome] = []
     wall, cpu = time.perf_counter(), time.process_time()
-    interrupted = asyncio.run(watched(where, plan, outcomes))
+    interrupted = loop.run(watched(where, plan, outcomes))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     objectives = Objectives(
         ttft_ms=asked.ttft_slo_ms, itl_ms=asked.itl_slo_ms, tpot_ms=asked.tpot_slo_ms, e2e_ms=asked.e2e_slo_ms
@@ -112,12 +113,12 @@ async def watched(where: Target, plan: Plan, outcomes: list[Outcome]) -> bool:
             bar.update(task, advance=1, failed=failures)
 
         driving = asyncio.ensure_future(drive(where, plan, heard))
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, driving.cancel)
+        here = asyncio.get_running_loop()
+        here.add_signal_handler(signal.SIGINT, driving.cancel)
         try:
             await driving
         except asyncio.CancelledError:
             return True
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            here.remove_signal_handler(signal.SIGINT)
     return False

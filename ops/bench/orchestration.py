@@ -6,7 +6,6 @@ is this process; on a small machine it competes with the server, so its own CPU 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from pathlib import Path
@@ -17,8 +16,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from baton.ops.bench import loop
 from baton.ops.bench.doors import DOORS, Count, Load
-from baton.ops.bench.server import Running, cpu_seconds, scripted_server
+from baton.ops.bench.server import Running, ServerFailed, cpu_seconds, scripted_server
 from baton.ops.terminal import out
 
 WARM_UP_S = 0.5
@@ -62,7 +62,7 @@ def measure(running: Running, door: str, load: Load) -> DoorReport:
         seconds, own = time.perf_counter() - began, time.process_time() - own
         return count, seconds, {name: cpu_seconds(running.pids[name]) - cpu for name, cpu in before.items()}, own
 
-    count, seconds, cpu, own = asyncio.run(both())
+    count, seconds, cpu, own = loop.run(both())
     tokens = max(count.tokens, 1)
     return DoorReport(
         door=door,
@@ -120,8 +120,11 @@ def main(
 ) -> None:
     """Measure what everything around the model costs, at each door."""
     load = Load(streams, output_tokens, prompt_tokens, seconds)
-    with scripted_server(model, step_ms) as running:
-        reports = [measure(running, door, load) for door in doors or DOORS]
+    try:
+        with scripted_server(model, step_ms) as running:
+            reports = [measure(running, door, load) for door in doors or DOORS]
+    except ServerFailed as error:
+        raise click.ClickException(str(error)) from None
     found = OrchestrationReport(
         model=model, streams=streams, output_tokens=output_tokens, step_ms=step_ms, doors=reports
     )

@@ -22,6 +22,10 @@ STOP_S_MAX = 40.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+class ServerFailed(Exception):
+    """There is no server to measure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A server that said it is ready. ``pids`` are its processes by name, the supervisor's among them."""
@@ -36,7 +40,7 @@ class Running:
 def scripted_server(model: str, step_ms: float) -> Iterator[Running]:
     """A server whose worker makes tokens up, on a free port; ended and cleaned up behind the block.
 
-    RuntimeError where it does not come up; what was wrong is on stderr, said by the server itself.
+    ``ServerFailed`` where it does not come up; what was wrong is on stderr, said by the server itself.
     """
     shm = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="baton-bench-", dir=shm if os.access(shm, os.W_OK) else None))
@@ -44,14 +48,13 @@ def scripted_server(model: str, step_ms: float) -> Iterator[Running]:
     command += ["--run-directory", str(base), "--log-level", "warning"]
     environment = os.environ | {"BATON_SCRIPTED_STEP_MS": str(step_ms)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    said = process.stdout
+    assert said is not None
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("ready: "):
-                name, _, url = line.removeprefix("ready: ").strip().partition(" at ")
-                break
-        else:
-            raise RuntimeError("the server did not come up")
+        ready = next((line for line in said if line.startswith("ready: ")), None)
+        if ready is None:
+            raise ServerFailed("the server did not come up")
+        name, _, url = ready.removeprefix("ready: ").strip().partition(" at ")
         directory = live_instances(base)[0]
         board = Board.open(directory / "board", readonly=True)
         pids = {f"{place.role.name.lower()}-{place.index}": place.pid for place in board.places()}
@@ -64,7 +67,7 @@ def scripted_server(model: str, step_ms: float) -> Iterator[Running]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close() if process.stdout is not None else None
+        said.close()  # not before: the server has more to say
         shutil.rmtree(base, ignore_errors=True)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Callable
+from typing import cast
 
 from baton.ops.http import Target
 
@@ -40,8 +41,7 @@ class WebSocket(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask for the upgrade."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         head = (
             f"GET {self._where.prefix}{self._path} HTTP/1.1",
             f"Host: {self._where.host}:{self._where.port}",
@@ -50,7 +50,7 @@ class WebSocket(asyncio.Protocol):
             "Sec-WebSocket-Version: 13",
             f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
         )
-        transport.write("\r\n".join([*head, "", ""]).encode())
+        self._transport.write("\r\n".join([*head, "", ""]).encode())
 
     def data_received(self, data: bytes) -> None:
         """Read the answer to the upgrade, then frames."""

@@ -74,7 +74,10 @@ def find(directory: Path, which: str) -> list[Story]:
 
 
 def _told(directory: Path, root: SpanRecord) -> Story:
-    return next(story for story in _stories(directory, root.trace_id) if story.span_id == root.span_id)
+    for story in _stories(directory, root.trace_id):
+        if story.span_id == root.span_id:
+            return story
+    raise LookupError("the request was on record a moment ago and is not any more")
 
 
 def _stories(directory: Path, trace_id: str) -> list[Story]:

@@ -11,12 +11,18 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from baton.engine.limits import Limits
 from baton.frontends.doors import Doors
 from baton.frontends.status import Gauges, Sources, Status
 from baton.workers.config import Settings
 from tests.frontends.double import Engine
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The server runs on uvloop; the SDK also on asyncio's own loop."""
+    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
 @dataclass
@@ -27,6 +33,7 @@ class House:
     doors: Doors
     places: dict[str, str]
     status: Status
+    sources: Sources
     client: aiohttp.ClientSession
 
     @property
@@ -40,31 +47,30 @@ class House:
 
 @asynccontextmanager
 async def opened(directory: Path, limits: Limits | None = None, **settings: Any) -> AsyncIterator[House]:
+    """Doors on a free port; afterwards every request must be accounted for and every task gone."""
     limits = limits or Limits()
-    engine = Engine(limits)
-    doors = Doors()
+    engine, doors, client = Engine(limits), Doors(), aiohttp.ClientSession()
     engine.observe = doors.observe
-    house = House(engine, doors, {}, Status(True, "ready"), aiohttp.ClientSession())
-    chosen = Settings(port=0, limits=limits, **settings)
-    sources = Sources(lambda: house.status, lambda: Gauges(3, 4, 100, 50, 25))
+    sources = Sources(lambda: built.status, lambda: Gauges(3, 4, 100, 50, 25))
+    built = House(engine, doors, {}, Status(True, "ready"), sources, client)
     before = asyncio.all_tasks()
-    house.places = await doors.start(engine.reception, chosen, sources, directory)
     try:
-        yield house
-        engine.check()
+        built.places = await doors.start(
+            engine.reception, Settings(port=0, limits=limits, **settings), sources, directory
+        )
+        yield built
     finally:
-        await house.client.close()
+        await client.close()
         await doors.stop(0)
         engine.close()
-        await asyncio.sleep(0)
-        left = {task for task in asyncio.all_tasks() - before - {asyncio.current_task()} if not task.done()}
-        assert not left, f"tasks leaked: {left}"
+    engine.check()
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:
+        _, left = await asyncio.wait(left, timeout=1)
+    assert not left, f"tasks leaked: {left}"
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     async with opened(tmp_path) as house:
         yield house
-
-
-Opened = Callable[..., Any]

@@ -260,6 +260,11 @@ def admit(job: Job) -> None:
     job.admit()
 
 
+def admit_and_say(job: Job) -> None:
+    """A script that says "x" and goes on thinking."""
+    job.admit().say("x")
+
+
 def play(*texts: str, reason: str = "stop", tail: str = "") -> Callable[[Job], None]:
     """A script that answers every request with these texts, one step each."""
 
@@ -285,4 +290,4 @@ def play(*texts: str, reason: str = "stop", tail: str = "") -> Callable[[Job], N
     return script
 
 
-__all__ = ["CARD", "Engine", "Held", "Job", "Key", "MemoryBoard", "admit", "play"]
+__all__ = ["CARD", "Engine", "Held", "Job", "Key", "MemoryBoard", "admit", "admit_and_say", "play"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -253,8 +253,9 @@ async def test_a_message_over_the_limit_closes_with_the_limit(tmp_path: Path) ->
         opened(tmp_path, Limits(body_bytes_max=10_000)) as house,
         connect(house.places["websocket"], max_size=None) as socket,
     ):
-        with pytest.raises(ConnectionClosed):
+        with suppress(ConnectionClosed):
             await socket.send("x" * 20_000_000)
+        with pytest.raises(ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 1009
         assert "10000" in (socket.close_reason or "")
@@ -282,3 +283,11 @@ async def test_a_configured_origin_is_let_in(tmp_path: Path) -> None:
         connect(house.places["websocket"], additional_headers={"Origin": page}),
     ):
         pass
+
+
+async def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as house, connect(house.places["websocket"]) as socket:
+        await house.doors.stop(0)
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert (socket.close_code, socket.close_reason) == (1001, "shutting down")

@@ -20,7 +20,7 @@ from baton.frontends.client.keys import generate
 from baton.frontends.doors import StartError
 from baton.ipc.frames import Failure
 from tests.frontends.conftest import House, opened
-from tests.frontends.double import admit, play
+from tests.frontends.double import admit, admit_and_say, play
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -107,7 +107,7 @@ async def _collect(stream: Any) -> tuple[list[str], Exception | None]:
 async def test_leaving_early_cancels(house: House, when: str) -> None:
     async with AsyncClient(house.places["zmq"]) as client:
         if when == "in_the_middle":
-            house.engine.on_submit = lambda job: None if job.admit().say("x") else None
+            house.engine.on_submit = admit_and_say
             async with client.stream(messages=HI) as stream:
                 async for _ in stream:
                     break
@@ -165,17 +165,18 @@ asyncio.run(main())
 @pytest.mark.parametrize("decoding", [True, False])
 async def test_a_killed_client_is_noticed_within_a_second(house: House, decoding: bool) -> None:
     command = [sys.executable, "-c", KILLED, house.places["zmq"]]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
     jobs = [await house.engine.job() for _ in range(20)]
     for job in jobs:
         job.admit()
         if decoding:
             job.say("x")
     process.send_signal(signal.SIGKILL)
-    process.wait()
     started = time.monotonic()
     await house.engine.empty()
     took_s = time.monotonic() - started
+    await process.wait()
     assert took_s < 1.0
     assert all(job.cancelled.is_set() for job in jobs)
 
@@ -256,15 +257,15 @@ async def test_many_streams_of_a_client_are_kept_apart(house: House) -> None:
 
 
 async def test_streams_of_a_client_are_limited(tmp_path: Path) -> None:
-    async with opened(tmp_path, Limits(streams_per_connection_max=1)) as house:
-        async with AsyncClient(house.places["zmq"]) as client:
-            task = asyncio.create_task(client.chat(HI))
-            job = await house.engine.job()
-            with pytest.raises(RequestFailed) as refused:
-                await client.chat(HI)
-            assert (refused.value.status, refused.value.code) == (429, "too_many_streams")
-            job.admit().finish()
-            await task
+    limits = Limits(streams_per_connection_max=1)
+    async with opened(tmp_path, limits) as house, AsyncClient(house.places["zmq"]) as client:
+        task = asyncio.create_task(client.chat(HI))
+        job = await house.engine.job()
+        with pytest.raises(RequestFailed) as refused:
+            await client.chat(HI)
+        assert (refused.value.status, refused.value.code) == (429, "too_many_streams")
+        job.admit().finish()
+        await task
 
 
 async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
@@ -277,6 +278,28 @@ async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
         with pytest.raises(NotConnected, match="too long"):
             await task
         await asyncio.wait_for(job.cancelled.wait(), 5)
+
+
+async def test_a_server_that_hangs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.frontends.client.connection._SILENCE_S_MIN", 0.1)
+    async with opened(tmp_path, Limits(client_ping_s=0.01)) as house:
+        async with AsyncClient(house.places["zmq"]) as client:
+            task = asyncio.create_task(client.chat(HI))
+            await house.engine.job()
+            monkeypatch.setattr("baton.frontends.zmq_gateway._Client.ping", lambda client: None)
+            with pytest.raises(NotConnected, match="nothing was heard"):
+                await asyncio.wait_for(task, 5)
+        await house.engine.empty()
+
+
+def test_a_client_left_open_does_not_keep_its_process(tmp_path: Path) -> None:
+    code = "from baton.frontends.client import Client, NotConnected\nclient = Client('ipc:///nowhere/door.sock')\n"
+    code += "try:\n    client.connect()\nexcept NotConnected as error:\n    print(error)\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True, timeout=10
+    )
+    assert "ipc:///nowhere/door.sock" in done.stdout and not done.stderr
 
 
 async def test_nonsense_ends_the_connection_only(house: House) -> None:

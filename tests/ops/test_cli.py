@@ -64,6 +64,15 @@ def test_a_failed_start_is_one_line_and_status_1(served: list[Settings], monkeyp
     assert result.stderr == "baton: port 8000 is taken by another\n"
 
 
+def test_a_missing_part_of_the_server_is_named_with_its_remedy(
+    served: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "baton.workers.supervisor", None)
+    result = CliRunner().invoke(cli, ["serve", "--worker", "scripted"])
+    assert result.exit_code == 1
+    assert "install baton-llm[serve]" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_config_shows_values_and_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_THREADS", "2")
     table = CliRunner().invoke(cli, ["config", "--port", "9"]).stdout

@@ -45,7 +45,7 @@ def test_a_frame_shows_processes_totals_and_requests() -> None:
 def test_rates_come_from_the_frame_before() -> None:
     before = frame(1.0, [request(1, 0.1, delivered=10), request(3, 0.1, delivered=50)], pulse=100)
     text = shown(frame(3.0, [request(1, 0.1, delivered=30), request(4, 0.1, delivered=6)], pulse=300), before)
-    assert "13 tokens/s" in text
+    assert "13 tokens/s to these" in text
     assert re.search(r"61 s +100 +ready", text)
 
 

@@ -110,14 +110,16 @@ class Server:
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         """Send a signal to the process of a role; its process id."""
         pid = self.places()[role].pid
+        assert pid > 1, f"{role} is being restarted"  # 0 would be our own process group
         os.kill(pid, number)
         return pid
 
     async def gauges(self) -> dict[str, float]:
-        """The gauges of ``/metrics``."""
+        """What the engine holds, as ``/metrics`` says."""
         async with self.session.get(f"{self.url}/metrics") as response:
             text = await response.text()
-        return {m[1]: float(m[2]) for m in re.finditer(r"^baton_(\w+) ([\d.e+]+)$", text, re.M)}
+        names = r"requests_running|requests_waiting|kv_blocks_\w+"
+        return {m[1]: float(m[2]) for m in re.finditer(rf"^baton_({names}) ([\d.e+]+)$", text, re.M)}
 
     async def idle(self, seconds: float) -> dict[str, float]:
         """Wait until nothing runs, nothing waits and every block is free; the gauges then."""

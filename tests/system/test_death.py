@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -87,7 +88,7 @@ async def test_when_restarts_are_used_up_clients_hear_of_it_and_the_status_is_no
         await anext(events)
         server.kill("worker", signal.SIGKILL)
         async with asyncio.timeout(20):
-            while server.places()["worker"].incarnation < 2:
+            while server.places()["worker"].incarnation < 2 or not server.places()["worker"].pid:
                 await asyncio.sleep(0.01)
         server.kill("worker", signal.SIGKILL)
         rest = [event async for event in events]
@@ -95,3 +96,31 @@ async def test_when_restarts_are_used_up_clients_hear_of_it_and_the_status_is_no
         assert "worker-0 died 2 times" in rest[-1]["error"]["message"]
         assert await server.wait(10) != 0
         assert "worker-0 died 2 times" in server.log()
+
+
+@pytest.mark.parametrize("role", ["worker", "tokenizer", "scheduler", "detokenizer"])
+async def test_a_stopped_process_is_dumped_replaced_and_its_streams_go_on(role: str, tmp_path: Path) -> None:
+    async with Server(*SCRIPTED, environment={**SLOW, "XDG_STATE_HOME": str(tmp_path)}) as server:
+        ask = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "seed": 3, "return_token_ids": True}
+        whole = await server.complete(**ask)
+        chunks = []
+        async for chunk in server.stream(**ask):
+            chunks.append(chunk)
+            if len(chunks) == 10:
+                server.kill(role, signal.SIGSTOP)
+        assert ids(chunks) == whole["choices"][0]["token_ids"]
+        async with asyncio.timeout(10):
+            while server.places()[role].incarnation < 2:
+                await asyncio.sleep(0.02)
+        (dump,) = (tmp_path / "baton" / "dumps").iterdir()
+        report = dump.read_text()
+        assert f"{role}-0: it is stopped" in report
+        assert "== frontend-0 stacks" in report and "child.py" in report
+        assert "== frontend-0 holds\nslot" in report
+        await server.until_ready()
+
+
+async def test_a_termination_ends_a_server_with_a_stopped_process() -> None:
+    async with Server(*SCRIPTED, environment={"BATON_LIMITS__WATCH_INTERVAL_S": "60"}) as server:
+        server.kill("scheduler", signal.SIGSTOP)
+        assert await server.stop() == 0

@@ -47,6 +47,16 @@ def test_layers_do_not_overlap() -> None:
     assert all(bool((t == i).all()) for i, t in enumerate([*pool.keys, *pool.values]))
 
 
+def test_clear_zeroes_whole_blocks_in_every_layer() -> None:
+    pool = KvPool(CONFIG, torch.bfloat16, 4, CPU)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.fill_(float("nan"))
+    pool.clear([2, 0])
+    pool.clear([])
+    for tensor in (*pool.keys, *pool.values):
+        assert not tensor[[0, 2]].any() and tensor[[1, 3]].isnan().all()
+
+
 def test_blocks_for_bytes_rounds_down() -> None:
     each = bytes_per_block(CONFIG, torch.bfloat16)
     assert each == 2 * 3 * 16 * 2 * 16 * 2

@@ -15,10 +15,14 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 PROMPT_CHARACTERS_MAX = 16 << 20
+FAULT_CHARACTERS_MAX = 400
 
 
 class ChatTemplateError(Exception):
     """The template refuses these messages, or fails on them; one line for the client."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(" ".join(fault.split())[:FAULT_CHARACTERS_MAX])
 
 
 class ChatTemplate:

@@ -52,7 +52,7 @@ def test_variables_do_not_hide_the_messages() -> None:
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
-        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{{ raise_exception('roles must\\n alternate') }}", "refuses these messages: roles must alternate"),
         ("{{ messages[7].content.x }}", "UndefinedError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages.append(1) }}", "SecurityError"),
