@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,13 @@ def test_a_reader_never_sees_half_a_row_and_a_killed_writer_leaves_a_whole_one(t
     seen = set()
     for _ in range(3):
         with victim(ENDLESS_WRITER, tmp_path / "board"):
-            for _ in range(20_000):
+            enough, until = len(seen) + 200, time.monotonic() + 30
+            while len(seen) < enough:
                 row = board.row(1)
                 seen.add(row.generation)
                 assert is_whole(row), row
+                assert time.monotonic() < until, "the writer stands still"
         assert is_whole(board.row(1))
-    assert len(seen) > 100, "the writer stood still"
     board.close()
 
 
@@ -118,7 +120,7 @@ def test_the_life_table() -> None:
     assert board.live(Role.WORKER, 3) == 0
     board.set_live(Role.WORKER, 3, 2, 77)
     board.set_pid(Role.WORKER, 3, 4711)
-    board.set_ready(Role.WORKER, 3)
+    board.set_phase(Role.WORKER, 3, "ready")
     board.beat(Role.WORKER, 3)
     (place,) = board.places()
     assert (place.role, place.index, place.incarnation, place.pid, place.since_ns) == (Role.WORKER, 3, 2, 4711, 77)

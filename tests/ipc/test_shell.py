@@ -28,6 +28,9 @@ class Script:
         self.heard.append(event)
         return self.answer(event)
 
+    def story(self) -> str:
+        return ""
+
 
 class Outside:
     """Everything a shell is given, and a log of what it did with it."""
