@@ -43,7 +43,7 @@ test-full: $(INSTALLED) ## all tests
 	$(BIN)/pytest
 
 sim: $(INSTALLED) ## the simulated worlds: faults, seeds, oracles
-	$(BIN)/pytest tests/sim
+	$(BIN)/python -m tests.sim --seeds 500
 
 bench: $(INSTALLED) ## what the orchestration costs, at each door
 	$(BIN)/python -m baton.ops.bench.orchestration $(ARGS)
