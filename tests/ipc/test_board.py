@@ -56,7 +56,7 @@ def test_a_row_is_what_was_written_last(written: list[BoardRow]) -> None:
 
 def test_a_reader_never_sees_half_a_row_and_a_killed_writer_leaves_a_whole_one(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 1, 3)
-    seen = set()
+    seen = set[int]()
     for _ in range(3):
         with victim(ENDLESS_WRITER, tmp_path / "board"):
             enough, until = len(seen) + 200, time.monotonic() + 30
