@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 from pathlib import Path
@@ -79,6 +80,25 @@ def test_many_servers_start_at_once(base: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 12
     assert list(base.iterdir()) == []
+
+
+def test_nobody_sweeps_while_a_directory_is_half_made(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and its lock a directory looks dead; a sweep then must be impossible."""
+    real, refused = os.open, []
+
+    def watched(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path.name == LOCK:
+            other = real(base, os.O_RDONLY)
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                refused.append(path)
+            os.close(other)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", watched)
+    RunDirectory.create(base).remove()
+    assert len(refused) == 1
 
 
 def test_a_base_that_others_may_enter_is_refused(base: Path) -> None:
