@@ -27,6 +27,7 @@ PIECES = [
 ]
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
+POISON = 6
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Shape:
     slow_links: bool
     repeats: bool
     faulty: dict[int, int]
+    poison: bool  # the worker dies of requests with seed POISON, at their second token
 
     @property
     def capacity(self) -> int:
@@ -109,7 +111,8 @@ def reference(wish: Wish, shape: Shape) -> Answer:
     for token in wish.prompt_ids:
         state = follow(state, token)
     while True:
-        if shape.faulty.get(params.seed) == len(ids):
+        poisoned = shape.poison and params.seed == POISON and len(ids) == 1
+        if poisoned or shape.faulty.get(params.seed) == len(ids):
             return Answer("error", None, ids, whole(ids, params.skip_special_tokens))
         token = choose(state, sampling, VOCAB, shape.mean_tokens)
         ids.append(token)
@@ -134,6 +137,7 @@ def make_shape(rng: random.Random) -> Shape:
     """Cut a world."""
     block_tokens = rng.choice((1, 4, 4, 8))
     capacity = rng.choice((40, 64, 200))
+    poison = rng.random() < 0.15
     limits = Limits(
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
@@ -144,7 +148,7 @@ def make_shape(rng: random.Random) -> Shape:
         stalled_s_max=0.4,
         answer_s_max=0.3,
         lives_max=100,
-        lone_deaths_max=100,
+        lone_deaths_max=2 if poison else 100,
     )
     return Shape(
         limits=limits,
@@ -158,6 +162,7 @@ def make_shape(rng: random.Random) -> Shape:
         slow_links=rng.random() < 0.3,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
+        poison=poison,
     )
 
 
@@ -175,7 +180,7 @@ def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
     prompt = Prompt(token_ids=tokenize(text)) if as_ids else Prompt(text=text)
     params = Params(
         max_tokens=rng.choice((1, 2, rng.randrange(1, 20), rng.randrange(1, 20), None)),
-        seed=rng.randrange(8, 1 << 30) if rng.random() < 0.95 else 7,
+        seed=rng.randrange(8, 1 << 30) if rng.random() < (0.8 if shape.poison else 0.95) else rng.choice((POISON, 7)),
         ignore_eos=rng.random() < 0.4,
         skip_special_tokens=rng.random() < 0.8,
         logprobs=rng.random() < 0.3,
