@@ -144,6 +144,7 @@ def make_shape(rng: random.Random) -> Shape:
         stalled_s_max=0.4,
         answer_s_max=0.3,
         lives_max=100,
+        lone_deaths_max=100,
     )
     return Shape(
         limits=limits,

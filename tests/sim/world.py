@@ -329,8 +329,9 @@ class World:
     def _reap(self, place: Place, incarnation: int) -> None:
         self.board.set_live(*place, incarnation, self.now)
         self.say(f"{place[0].name.lower()}-{place[1]} is reaped, #{incarnation} is next")
+        unexplained = self.rng.random() < 0.5  # then what ran may have been the cause, and runs alone for a while
         others = [other for other in self.places if other != place]
         self.rng.shuffle(others)
         for other in others:
-            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation))
+            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation, unexplained))
         self.at(self._jitter(self.rng.choice((1, 60))), self._spawn, place, incarnation)
