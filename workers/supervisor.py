@@ -33,6 +33,7 @@ from baton.ipc.zmq_link import Links
 from baton.workers.card import make_card
 from baton.workers.config import Card, Launch, Settings
 from baton.workers.dump import STACKS_SIGNAL, STORY_SUFFIX, write_dump
+from baton.workers.greeting import greeting
 from baton.workers.model.gguf import ModelFileError
 from baton.workers.watch import STOPPED, Watch, process_state
 
@@ -344,7 +345,8 @@ async def _serve(settings: Settings) -> int:
             starting.cancel()
             return 0
         starting.result()
-        for line in doors(supervisor):
+        bound = supervisor.children[(Role.FRONTEND, 0)].detail
+        for line in greeting(card.name, bound["http"], bound["websocket"], bound["zmq"]):
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
         await supervisor.serve(stop)
@@ -355,26 +357,6 @@ async def _serve(settings: Settings) -> int:
         raise
     finally:
         await supervisor.stop(reason)
-
-
-def doors(supervisor: Supervisor) -> list[str]:
-    """One line a door, each with a command to paste."""
-    detail = supervisor.children[(Role.FRONTEND, 0)].detail
-    model = supervisor.card.name
-    http, socket, zmq = detail["http"], detail.get("websocket", "ws://x"), detail.get("zmq", "ipc://x")
-    chat = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Tell me a story."}}]}}'
-    create = f'{{"type":"response.create","stream_id":"a","model":"{model}","input":"Tell me a story."}}'
-    python = (
-        "from baton import Client; "
-        f"c = Client('{zmq}'); "
-        "[print(d.text, end='', flush=True) for d in c.stream(messages=[{'role':'user','content':'Tell me a story.'}])]"
-    )
-    return [
-        f"ready: {model} at {http}",
-        f"HTTP       curl -N {http}/v1/chat/completions -H 'Content-Type: application/json' -d '{chat}'",
-        f"WebSocket  echo '{create}' | .venv/bin/python -m websockets {socket}",
-        f'Python     .venv/bin/python -c "{python}"',
-    ]
 
 
 def main(settings: Settings) -> int:
