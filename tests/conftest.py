@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from baton.workers.model.pull import pull
+
+settings.register_profile("baton", deadline=None)  # a loaded machine is no defect of what is tested
+settings.load_profile("baton")
 
 
 @pytest.fixture(scope="session")
