@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from baton.engine.effects import Account, Begin, Deliver, Finish
@@ -10,6 +12,7 @@ from baton.frontends.doors import Doors
 from baton.frontends.doors import StartError as DoorError
 from baton.frontends.status import Gauges, Sources, Status
 from baton.frontends.stream import Reception
+from baton.ipc.board import PHASES, PlaceView
 from baton.ipc.clock import now_ns
 from baton.ipc.frames import Serving
 from baton.workers.process import Process, StartError
@@ -17,13 +20,16 @@ from baton.workers.process import Process, StartError
 STOP_GRACE_S = 1.0
 
 
-def status(word: Serving | None) -> Status:
-    """What ``/ready`` says, by the supervisor's last word."""
-    if word is None:
-        return Status(False, "starting")
-    if word.draining:
+def status(word: Serving | None, places: Iterable[PlaceView]) -> Status:
+    """What ``/ready`` says, by the supervisor's last word; while it says no, how far each process has come."""
+    if word is not None and word.draining:
         return Status(False, "draining")
-    return Status(True, "ready") if word.ready else Status(False, "recovering")
+    if word is not None and word.ready:
+        return Status(True, "ready")
+    last = len(PHASES) - 1
+    reached = {f"{place.role.name.lower()}-{place.index}": place.phase for place in places}
+    percent = 100 * sum(map(PHASES.index, reached.values())) // (last * max(1, len(reached)))
+    return Status(False, "starting" if word is None else "recovering", {"percent": percent, **reached})
 
 
 async def run(process: Process) -> None:
@@ -57,7 +63,7 @@ async def run(process: Process) -> None:
     process.listen(Serving, heard)
     perform = reception.perform
     shell = process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
-    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()))
+    sources = Sources(lambda: status(word, board.places()), lambda: Gauges(**board.gauges()))
     try:
         bound = await doors.start(reception, process.settings, sources, process.launch.path)
     except DoorError as error:

@@ -115,8 +115,9 @@ class StepLoop:
             doorbell.ring(bell)
 
 
-def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner, KVLayout, str]:
+def _make_runner(process: Process, path: str, vocab: int) -> tuple[StepRunner, KVLayout, str]:
     """The runner the settings ask for; everything that can be wrong with model or memory is a ``StartError``."""
+    settings = process.settings
     if settings.worker == "scripted":
         layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
         return ScriptedRunner(vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
@@ -135,6 +136,7 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
             threads=settings.threads,
             device=settings.device,
         )
+        process.phase("warming up")
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
@@ -149,7 +151,7 @@ async def run(process: Process) -> None:
     """Serve until halted."""
     settings, card = process.settings, process.card
     process.phase("loading")
-    runner, layout, digest = _make_runner(settings, card.path, card.vocab)
+    runner, layout, digest = _make_runner(process, card.path, card.vocab)
     me: Address = process.me
     ranks = 1
     hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max)
