@@ -37,7 +37,7 @@ check: $(INSTALLED) ## lint, format, types, layers
 	$(BIN)/pytest tests/test_layers.py tests/test_style.py
 
 test: $(INSTALLED) ## the tests that take seconds
-	$(BIN)/pytest -m "not full"
+	$(BIN)/pytest -m "not full" --durations=10
 
 test-full: $(INSTALLED) ## all tests
 	$(BIN)/pytest

@@ -20,7 +20,7 @@ from baton.ipc.clock import now_ns
 from baton.ipc.frames import Address, Halt, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import PlanReader, StepWriter
 from baton.ipc.ring import Ring, RingReader, RingWriter
-from baton.workers.config import Settings, size_bytes
+from baton.workers.config import size_bytes
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
 
