@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -13,11 +15,21 @@ from baton.frontends.doors import StartError as DoorError
 from baton.frontends.status import Gauges, Sources, Status
 from baton.frontends.stream import Reception
 from baton.ipc.board import PHASES, PlaceView
-from baton.ipc.clock import now_ns
 from baton.ipc.frames import Serving
+from baton.workers.config import Settings
 from baton.workers.process import Process, StartError
 
 STOP_GRACE_S = 1.0
+
+
+class Entrance(Protocol):
+    """All doors together, as ``Doors`` is; the simulator's visitors come in by one without sockets."""
+
+    async def start(
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+    ) -> dict[str, str]: ...
+    def observe(self, account: Account) -> None: ...
+    async def stop(self, grace_s: float) -> None: ...
 
 
 def status(word: Serving | None, places: Iterable[PlaceView]) -> Status:
@@ -32,15 +44,16 @@ def status(word: Serving | None, places: Iterable[PlaceView]) -> Status:
     return Status(False, "starting" if word is None else "recovering", {"percent": percent, **reached})
 
 
-async def run(process: Process) -> None:
+async def run(process: Process, entrance: Entrance | None = None) -> None:
     """Serve until halted; then give the answers in progress a moment to leave."""
-    board, doors, word = process.board, Doors(), None
+    board, word = process.board, None
+    doors: Entrance = entrance if entrance is not None else Doors()
     core = FrontendCore(process.me, board, board.slice(process.me.index), process.limits)
 
     def feed(event: object) -> None:
         shell.feed(event)
 
-    reception = Reception(feed, now_ns, process.card, process.limits, process.settings.trace_sample_ratio)
+    reception = Reception(feed, process.now_ns, process.card, process.limits, process.settings.trace_sample_ratio)
 
     def heard(serving: Serving) -> None:
         nonlocal word

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.ownership import BoardRow
-from baton.ipc.frames import Role
+from baton.ipc.frames import PLACES_MAX, Role
 
 MAGIC = 0x4E4F544142_01  # "BATON", layout 1
-PLACES = 16  # indices a role may have
 HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
 ROLES = max(Role) + 1
-ROWS_AT = HEADER_WORDS + ROLES * PLACES * PLACE_WORDS
+ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
 #: how far a process has come in starting; the number stands on the board
-PHASES = ("starting", "loading", "warming up", "ready")
+PHASES = ("starting", "loading", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -234,7 +233,7 @@ class Board:
     def places(self) -> Iterator[PlaceView]:
         """Every place that was ever filled."""
         for role in Role:
-            for index in range(PLACES):
+            for index in range(PLACES_MAX):
                 at = self._place(role, index)
                 words = self._words[at : at + PLACE_WORDS]
                 if words[INCARNATION]:
@@ -270,5 +269,5 @@ class Board:
 
     @staticmethod
     def _place(role: int, index: int) -> int:
-        assert 0 <= index < PLACES
-        return HEADER_WORDS + (role * PLACES + index) * PLACE_WORDS
+        assert 0 <= index < PLACES_MAX
+        return HEADER_WORDS + (role * PLACES_MAX + index) * PLACE_WORDS

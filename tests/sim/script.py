@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -166,18 +167,20 @@ def make_shape(rng: random.Random) -> Shape:
     )
 
 
-def make_wishes(rng: random.Random, shape: Shape, count: int) -> list[Wish]:
-    """What ``count`` clients want."""
-    return [_wish(rng, shape, number) for number in range(count)]
+def make_wishes(
+    rng: random.Random, shape: Shape, count: int, encode: Callable[[str], list[int]] = tokenize
+) -> list[Wish]:
+    """What ``count`` clients want; ``encode`` is how the world at hand makes ids of a prompt."""
+    return [_wish(rng, shape, number, encode) for number in range(count)]
 
 
-def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
+def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str], list[int]]) -> Wish:
     length = rng.choice(
         (1, 3, 0 if rng.random() < 0.1 else 2, rng.randrange(1, 24), rng.randrange(1, 40) if rng.random() < 0.2 else 2)
     )
     text = "".join(rng.choice("abcdefghij klmnop") for _ in range(length))
     as_ids = rng.random() < 0.3
-    prompt = Prompt(token_ids=tokenize(text)) if as_ids else Prompt(text=text)
+    prompt = Prompt(token_ids=encode(text)) if as_ids else Prompt(text=text)
     params = Params(
         max_tokens=rng.choice((1, 2, rng.randrange(1, 20), rng.randrange(1, 20), None)),
         seed=rng.randrange(8, 1 << 30) if rng.random() < (0.8 if shape.poison else 0.95) else rng.choice((POISON, 7)),
@@ -190,7 +193,7 @@ def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
         at_ns=rng.randrange(60 * MS),
         frontend=rng.randrange(shape.frontends),
         prompt=prompt,
-        prompt_ids=tokenize(text),
+        prompt_ids=encode(text),
         params=params,
         reads=rng.choice(("fast", "fast", "fast", "slow", "stalled" if rng.random() < 0.3 else "fast")),
         answers=rng.random() < 0.95,
