@@ -76,7 +76,7 @@ class HttpDoor:
         received_ns = self.reception.now_ns()
         parsed = parse(await self._body(request))
         if parsed.ignored:
-            self.metrics.ignored.labels("http").inc(len(parsed.ignored))
+            self.metrics.ignored("http", len(parsed.ignored))
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left before it was read")
@@ -212,7 +212,7 @@ class HttpDoor:
         except Exception:
             log.exception("a handler failed", extra={"path": request.path})
             failure = INTERNAL
-        self.metrics.refused.labels("http", str(failure.status)).inc()
+        self.metrics.refused("http", failure.status)
         return error_response(failure, self._headers(request, None))
 
     def _card(self) -> dict[str, str | int]:

@@ -26,7 +26,7 @@ class Entrance(Protocol):
     """All doors together, as ``Doors`` is; the simulator's visitors come in by one without sockets."""
 
     async def start(
-        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path, joins: bool
     ) -> dict[str, str]: ...
     def observe(self, account: Account) -> None: ...
     async def stop(self, grace_s: float) -> None: ...
@@ -76,9 +76,11 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
     process.listen(Serving, heard)
     perform = reception.perform
     shell = process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
-    sources = Sources(lambda: status(word, board.places()), lambda: Gauges(**board.gauges()))
+    totals = [board.totals(index) for index in range(board.frontends)]
+    sources = Sources(lambda: status(word, board.places()), lambda: Gauges(**board.gauges()), totals, process.me.index)
     try:
-        bound = await doors.start(reception, process.settings, sources, process.launch.path)
+        joins = process.settings.frontends > 1 and (process.me.index, process.me.incarnation) != (0, 1)
+        bound = await doors.start(reception, process.settings, sources, process.launch.path, joins)
     except DoorError as error:
         raise StartError(str(error)) from error
     process.ready(bound)

@@ -151,7 +151,7 @@ class _Connection:
             else:
                 raise bad_request("type must be response.create or response.cancel", "type")
         except Refused as refused:
-            self.door.metrics.refused.labels("websocket", str(refused.failure.status)).inc()
+            self.door.metrics.refused("websocket", refused.failure.status)
             await self._send(error_event(refused.failure, response_id, stream_id))
 
     async def _create(self, envelope: Fields, body: bytes, stream_id: str | None) -> None:
@@ -161,7 +161,7 @@ class _Connection:
         else:
             request = self.door.validator.response(body)
         if request.ignored:
-            self.door.metrics.ignored.labels("websocket").inc(len(request.ignored))
+            self.door.metrics.ignored("websocket", len(request.ignored))
         most = self.door.limits.streams_per_connection_max
         if len(self.jobs) >= most:
             full = f"{most} responses are open on this connection, which is the limit"

@@ -28,12 +28,15 @@ from baton.ipc.frames import Failure
 
 log = logging.getLogger("baton.zmq")
 
-SOCKET_NAME = "client.sock"
-
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ENVELOPE_BYTES_MAX = 1 << 16
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 5000
+
+
+def socket_name(index: int) -> str:
+    """The door of a frontend in the run directory; the SDK takes any that is there."""
+    return f"client-{index}.sock" if index else "client.sock"
 
 
 class Gateway:
@@ -201,11 +204,11 @@ class _Client:
         try:
             request = self._parse(message)
         except Refused as refused:
-            gateway.metrics.refused.labels("zmq", str(refused.failure.status)).inc()
+            gateway.metrics.refused("zmq", refused.failure.status)
             self._end(wire.Ended(tag, "refused", None, 0, 0, _problem(refused.failure)))
             return
         if request.ignored:
-            gateway.metrics.ignored.labels("zmq").inc(len(request.ignored))
+            gateway.metrics.ignored("zmq", len(request.ignored))
         parent = traceparent.parse(message.traceparent)
         stream = gateway.reception.open(request, parent, received_ns, {"baton.door": "zmq"})
         job = _Job(tag, stream)

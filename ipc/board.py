@@ -16,10 +16,11 @@ from pathlib import Path
 from baton.engine.ownership import BoardRow
 from baton.ipc.frames import PLACES_MAX, Role
 
-MAGIC = 0x4E4F544142_01  # "BATON", layout 1
+MAGIC = 0x4E4F544142_02  # "BATON", layout 2
 HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
 ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
+TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
@@ -88,7 +89,7 @@ class Board:
     @classmethod
     def size(cls, frontends: int, slots_per_frontend: int) -> int:
         """Bytes that a board of this shape takes."""
-        return 8 * (ROWS_AT + frontends * slots_per_frontend * ROW_WORDS)
+        return 8 * (ROWS_AT + frontends * (slots_per_frontend * ROW_WORDS + TOTALS_WORDS))
 
     @classmethod
     def format(cls, buffer: mmap.mmap | bytearray, frontends: int, slots_per_frontend: int) -> Board:
@@ -118,6 +119,11 @@ class Board:
     def slice(self, frontend: int) -> range:
         """The slots that a frontend claims from."""
         return range(frontend * self.slots_per_frontend, (frontend + 1) * self.slots_per_frontend)
+
+    def totals(self, frontend: int) -> memoryview:
+        """What a frontend has counted, as words that it alone writes; they outlive it, so that its heir counts on."""
+        at = ROWS_AT + self.frontends * self.slots_per_frontend * ROW_WORDS + frontend * TOTALS_WORDS
+        return self._words[at : at + TOTALS_WORDS]
 
     # -------------------------------------------------------------------------------- rows
 

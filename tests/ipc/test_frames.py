@@ -30,19 +30,20 @@ def strategy(kind: msgspec.inspect.Type) -> st.SearchStrategy[typing.Any]:
         case inspect.BoolType():
             return st.booleans()
         case inspect.IntType():
-            return integers
+            low = -(2**63) if kind.ge is None and kind.gt is None else kind.ge if kind.gt is None else kind.gt + 1
+            return st.integers(low, 2**64 - 1 if kind.lt is None else kind.lt - 1)
         case inspect.FloatType():
             return st.floats(allow_nan=False)
         case inspect.StrType():
             return st.text(max_size=8)
         case inspect.BytesType():
-            return st.binary(max_size=25)
+            return st.binary(min_size=kind.min_length or 0, max_size=kind.max_length or 25)
         case inspect.EnumType():
             return st.sampled_from(list(kind.cls))
         case inspect.AnyType():
             return json
         case inspect.ListType():
-            return st.lists(strategy(kind.item_type), max_size=3)
+            return st.lists(strategy(kind.item_type), min_size=kind.min_length or 0, max_size=3)
         case inspect.VarTupleType():
             return st.lists(strategy(kind.item_type), max_size=3).map(tuple)
         case inspect.DictType():

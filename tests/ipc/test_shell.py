@@ -49,7 +49,7 @@ class Outside:
 
     def put_behind(self, core: Script) -> Shell:
         append = self.log.append
-        self.shell = Shell(core, self, append, append, self.beat, self.failures.append, {})
+        self.shell = Shell(core, self, append, append, self.beat, self.failures.append, now_ns, {})
         return self.shell
 
 

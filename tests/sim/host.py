@@ -201,7 +201,7 @@ class Host:
         def deliver(frame: AnyFrame) -> None:
             shell.feed(frame)
 
-        core = HealthCore(me, self.board, self.places, self._look, limits)
+        core = HealthCore(me, self.board, self.places, self._observe, limits)
         links = self.network.connect(me, limits, self.board, deliver, self._reported)
         shell = Shell(
             core,
@@ -228,7 +228,7 @@ class Host:
     def _reported(self, event: str, detail: str) -> None:
         self.object(f"the supervisor: {event} {detail}")
 
-    def _look(self) -> list[tuple[Seen, str]]:
+    def _observe(self) -> list[tuple[Seen, str]]:
         """Every place whose process runs, and how the kernel would call its state."""
         return [
             (place, "T" if self._members[(place.role, place.index)].stopped else "S")

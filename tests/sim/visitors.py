@@ -33,7 +33,7 @@ class Entrance:
         self.visits: set[asyncio.Task[None]] = set()
 
     async def start(
-        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path, joins: bool
     ) -> dict[str, str]:
         """Open."""
         self.reception = reception

@@ -101,10 +101,12 @@ class Server:
         return Board.open(instance / "board", readonly=True)
 
     def places(self) -> dict[str, PlaceView]:
-        """Every child by its role's name."""
+        """Every child by its role's name, with its index from the second one on."""
         board = self.board()
         try:
-            return {place.role.name.lower(): place for place in board.places()}
+            return {
+                place.role.name.lower() + (f"-{place.index}" if place.index else ""): place for place in board.places()
+            }
         finally:
             board.close()
 
