@@ -238,9 +238,9 @@ class Host:
 
     def _spawn(self, effect: Spawn) -> None:
         self._unborn.add((effect.role, effect.index))
-        self.later(self.jitter(self.rng.choice((1, 60))), self._begin, effect)
+        self.later(self.jitter(self.rng.choice((1, 60))), self._bring_up, effect)
 
-    def _begin(self, effect: Spawn) -> None:
+    def _bring_up(self, effect: Spawn) -> None:
         place = (effect.role, effect.index)
         if place not in self._unborn:
             self._reap(Address(effect.role, "m", 0, effect.index, effect.incarnation), "signal SIGKILL")
