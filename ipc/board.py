@@ -80,6 +80,7 @@ class Board:
 
     def __init__(self, buffer: mmap.mmap | bytearray) -> None:
         self._words = memoryview(buffer).cast("Q")
+        self._views: list[memoryview] = []
         self._map = buffer
         if self._words[0] != MAGIC:
             raise ValueError("not a board of this version")
@@ -123,7 +124,9 @@ class Board:
     def totals(self, frontend: int) -> memoryview:
         """What a frontend has counted, as words that it alone writes; they outlive it, so that its heir counts on."""
         at = ROWS_AT + self.frontends * self.slots_per_frontend * ROW_WORDS + frontend * TOTALS_WORDS
-        return self._words[at : at + TOTALS_WORDS]
+        view = self._words[at : at + TOTALS_WORDS]
+        self._views.append(view)
+        return view
 
     # -------------------------------------------------------------------------------- rows
 
@@ -269,7 +272,8 @@ class Board:
 
     def close(self) -> None:
         """Unmap."""
-        self._words.release()
+        for view in (*self._views, self._words):
+            view.release()
         if isinstance(self._map, mmap.mmap):
             self._map.close()
 
