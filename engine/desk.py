@@ -62,6 +62,7 @@ class DeskCore:
         self.answers = Answers(limits)
         self.heard: dict[Visitor, Answer] = {}  # who listens to what
         self.relays: dict[int, tuple[int, int]] = {}  # a door here -> index and incarnation of the home elsewhere
+        self._told: set[int] = set()  # those of them that have their end
         self._sent = 0
         self._last: dict[int, tuple[int, int]] = {}  # index of a frontend -> its incarnation, what it said last
         self._tidy_ns = 0
@@ -103,6 +104,7 @@ class DeskCore:
         self._send(*home, event, out)
         if isinstance(event, Answered) or (isinstance(event, Gone) and not event.wants_end):
             del self.relays[event.door]
+            self._told.discard(event.door)
 
     def _home(self, event: DoorEvent) -> int:
         index = self.me.index
@@ -131,8 +133,8 @@ class DeskCore:
         if isinstance(said, DoorEvent):
             self._visit((*peer, said.door), said, now_ns, out)
         elif self.relays.get(said.door) == peer:
-            if isinstance(said, Seen):
-                del self.relays[said.door]
+            if isinstance(said, Finish):
+                self._told.add(said.door)
             out.append(said)
 
     def _visit(self, visitor: Visitor, event: DoorEvent, now_ns: int, out: list[Effect]) -> None:
@@ -267,8 +269,9 @@ class DeskCore:
         match effect:
             case Begin():
                 answer.prompt_ids = effect.prompt_ids
-                for visitor in answer.listeners:
-                    self._reply(visitor, Begin(visitor[2], effect.prompt_ids), out)
+                for visitor, listener in answer.listeners.items():
+                    if not listener.told:
+                        self._reply(visitor, Begin(visitor[2], effect.prompt_ids), out)
             case Deliver():
                 answer.add(effect, now_ns)
             case Finish():
@@ -309,8 +312,12 @@ class DeskCore:
             self._reply(listener.visitor, answer.end(listener, "slow_consumer"), out)
 
     def _end_relay(self, door: int, failure: Failure, out: list[Effect]) -> None:
+        """The other end is gone; a door has one end only."""
         del self.relays[door]
-        out.append(Finish(door, "error", None, "", 0, 0, failure))
+        if door in self._told:
+            self._told.remove(door)
+        else:
+            out.append(Finish(door, "error", None, "", 0, 0, failure))
 
     def _refuse(self, visitor: Visitor, failure: Failure, out: list[Effect]) -> None:
         self._reply(visitor, Finish(visitor[2], "refused", None, "", 0, 0, failure), out)

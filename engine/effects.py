@@ -192,7 +192,9 @@ class Attach(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Look(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Event: a client wants to see a kept answer as it is now. Answered by ``Seen`` or a refusing ``Finish``."""
+    """Event: a client wants to see a kept answer as it is now. It hears ``Seen`` or a refusing ``Finish``; after
+    either the door says ``Answered``.
+    """
 
     door: int
     request_id: bytes
@@ -295,4 +297,63 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     release_ns: int | None = None
 
 
-Effect = Send | Wake | Span | Note | Encode | Plan | DoorEffect | Account
+# ---------------------------------------------------------------------------------------------- supervisor
+
+
+class Spawn(msgspec.Struct, frozen=True, gc=False):
+    """Effect: start the process that fills this place now. There will be one ``Died`` for it, whatever happens."""
+
+    role: Role
+    index: int
+    incarnation: int
+
+
+class Died(msgspec.Struct, frozen=True, gc=False):
+    """Event: a process ended and was reaped; ``how`` in words. ``fault``: it was not somebody's signal."""
+
+    role: Role
+    index: int
+    incarnation: int
+    how: str
+    fault: bool
+
+
+class Inquire(msgspec.Struct, frozen=True, gc=False):
+    """Effect: a process is to be killed; ask the others what they hold, and all for their stacks."""
+
+    role: Role
+    index: int
+
+
+class Dump(msgspec.Struct, frozen=True, gc=False):
+    """Effect: keep what came of the inquiry, and why it was made."""
+
+    role: Role
+    index: int
+    why: str
+
+
+class Kill(msgspec.Struct, frozen=True, gc=False):
+    """Effect: kill the process that fills this place; it will have died."""
+
+    role: Role
+    index: int
+
+
+class Opened(msgspec.Struct, frozen=True, gc=False):
+    """Effect: every process is up for the first time; the server serves."""
+
+
+class Over(msgspec.Struct, frozen=True, gc=False):
+    """Effect: every process is reaped. ``failure`` says why the server could not go on, if it was not asked to end."""
+
+    failure: str | None
+
+
+class StopAsked(msgspec.Struct, frozen=True, gc=False):
+    """Event: somebody wants the server to end: first in good order, a second time at once."""
+
+
+Effect = (
+    Send | Wake | Span | Note | Encode | Plan | DoorEffect | Account | Spawn | Inquire | Dump | Kill | Opened | Over
+)

@@ -361,20 +361,17 @@ class FrontendCore:
         """The engine is gone for good: every waiting client gets its error now."""
         self.halted = event.reason
         failure = Failure(503, "server_error", event.reason, None, "engine_stopped")
-        for stream in list(self.doors.values()):
-            if stream.finish is None and stream.door is not None:
-                finish = Finish(
-                    stream.door,
-                    "error",
-                    None,
-                    "",
-                    len(stream.delivered),
-                    len(stream.prompt_ids or []),
-                    failure,
-                )
-                out.append(finish)
-            self.doors.pop(stream.door or 0, None)
-            self.streams.pop(stream.slot, None)
+        for stream in self.streams.values():
+            if stream.finish is None:
+                door = stream.door if stream.door is not None else -1
+                sizes = (len(stream.delivered), len(stream.prompt_ids or []))
+                stream.finish = Finish(door, "error", None, "", *sizes, failure)
+                if stream.door is not None:
+                    out.append(stream.finish)
+            if stream.opened is not None:
+                out.extend(accounts(stream, stream.opened, stream.finish, now_ns))
+        self.doors.clear()
+        self.streams.clear()
 
     def _check_drained(self, out: list[Effect]) -> None:
         if self.draining and not self.streams:

@@ -17,7 +17,18 @@ LABELS: dict[str, str] = {
 }
 
 #: read at every door
-SAMPLING = ("model", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "skip_special_tokens", "metadata")
+SAMPLING = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "metadata",
+)
 
 CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs")
 COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
@@ -42,7 +53,6 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "repetition_penalty": ((1,), NOT_YET),
     "logit_bias": (({},), NOT_YET),
     "min_p": ((0,), NOT_YET),
-    "min_tokens": ((0,), NOT_YET),
     "best_of": ((1,), NOT_YET),
     "use_beam_search": ((False,), NOT_YET),
     "length_penalty": ((1,), NOT_YET),

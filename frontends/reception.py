@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 
 from baton.engine.answers import home_of
-from baton.engine.effects import Attach, DoorEffect, Finish, Keep, Look, Open, Seen
+from baton.engine.effects import Answered, Attach, DoorEffect, Finish, Keep, Look, Open, Seen
 from baton.engine.limits import Limits
 from baton.frontends import traceparent
 from baton.frontends.errors import INTERNAL, Refused, failure_of
@@ -115,6 +115,7 @@ class Reception:
             return await future
         finally:
             del self._looks[door]
+            self.feed(Answered(door))
 
     def new_id(self, key: str = "") -> bytes:
         """A request id: where its answer will be kept, and 15 random bytes. Clients' own ids are labels only."""

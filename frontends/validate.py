@@ -145,14 +145,16 @@ class Validator:
     def _params(self, fields: Fields, max_tokens: int | None, logprobs: bool) -> Params:
         seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
         top_k = fields.integer("top_k", -1, None) or 0
+        stop, ignore_eos = self._stop(fields), fields.boolean("ignore_eos")
+        self._min_tokens(fields, max_tokens, ends_early=bool(stop) or not ignore_eos)
         return Params(
             max_tokens=max_tokens,
             temperature=fields.number("temperature", 0.0, 2.0, 1.0),
             top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
             top_k=min(max(top_k, 0), self.card.vocab),
             seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
-            stop=self._stop(fields),
-            ignore_eos=fields.boolean("ignore_eos"),
+            stop=stop,
+            ignore_eos=ignore_eos,
             skip_special_tokens=fields.boolean("skip_special_tokens", True),
             logprobs=logprobs,
         )
@@ -208,6 +210,17 @@ class Validator:
     def _max_tokens(self, fields: Fields, name: str) -> int | None:
         most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
         return fields.integer(name, 1, most)
+
+    def _min_tokens(self, fields: Fields, max_tokens: int | None, ends_early: bool) -> None:
+        """A request that ends at ``max_tokens`` alone keeps any smaller minimum; one that may end before is refused."""
+        least = fields.integer("min_tokens", 0, self.card.context_tokens_max)
+        if not least:
+            return
+        if max_tokens is None or least > max_tokens:
+            raise bad_request(f"min_tokens is {least}, more than max_tokens, {max_tokens}", "min_tokens")
+        if ends_early:
+            message = "min_tokens is supported with ignore_eos and without stop only, so far"
+            raise bad_request(message, "min_tokens", "unsupported_parameter")
 
     def _stop(self, fields: Fields) -> tuple[str, ...]:
         if "stop" not in fields:

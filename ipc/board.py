@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.engine.ownership import BoardRow
-from baton.ipc.frames import Role
+from baton.ipc.frames import PLACES_MAX, Role
 
 MAGIC = 0x4E4F544142_02  # "BATON", layout 2
-PLACES = 16  # indices a role may have
 HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
 ROLES = max(Role) + 1
-ROWS_AT = HEADER_WORDS + ROLES * PLACES * PLACE_WORDS
+ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
 #: how far a process has come in starting; the number stands on the board
-PHASES = ("starting", "loading", "warming up", "ready")
+PHASES = ("starting", "loading", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -81,6 +80,7 @@ class Board:
 
     def __init__(self, buffer: mmap.mmap | bytearray) -> None:
         self._words = memoryview(buffer).cast("Q")
+        self._views: list[memoryview] = []
         self._map = buffer
         if self._words[0] != MAGIC:
             raise ValueError("not a board of this version")
@@ -124,7 +124,9 @@ class Board:
     def totals(self, frontend: int) -> memoryview:
         """What a frontend has counted, as words that it alone writes; they outlive it, so that its heir counts on."""
         at = ROWS_AT + self.frontends * self.slots_per_frontend * ROW_WORDS + frontend * TOTALS_WORDS
-        return self._words[at : at + TOTALS_WORDS]
+        view = self._words[at : at + TOTALS_WORDS]
+        self._views.append(view)
+        return view
 
     # -------------------------------------------------------------------------------- rows
 
@@ -240,7 +242,7 @@ class Board:
     def places(self) -> Iterator[PlaceView]:
         """Every place that was ever filled."""
         for role in Role:
-            for index in range(PLACES):
+            for index in range(PLACES_MAX):
                 at = self._place(role, index)
                 words = self._words[at : at + PLACE_WORDS]
                 if words[INCARNATION]:
@@ -270,11 +272,12 @@ class Board:
 
     def close(self) -> None:
         """Unmap."""
-        self._words.release()
+        for view in (*self._views, self._words):
+            view.release()
         if isinstance(self._map, mmap.mmap):
             self._map.close()
 
     @staticmethod
     def _place(role: int, index: int) -> int:
-        assert 0 <= index < PLACES
-        return HEADER_WORDS + (role * PLACES + index) * PLACE_WORDS
+        assert 0 <= index < PLACES_MAX
+        return HEADER_WORDS + (role * PLACES_MAX + index) * PLACE_WORDS

@@ -19,8 +19,11 @@ def ring(fd: int) -> None:
         os.eventfd_write(fd, 1)
 
 
-def hear(loop: asyncio.AbstractEventLoop, fd: int, answer: Callable[[], None]) -> None:
-    """Call ``answer`` on the loop whenever the bell was rung. What is in the ring already counts as a ring."""
+def hear(loop: asyncio.AbstractEventLoop, fd: int, answer: Callable[[], None]) -> Callable[[], None]:
+    """Call ``answer`` on the loop whenever the bell was rung, until what this returns is called.
+
+    What is in the ring already counts as a ring.
+    """
 
     def heard() -> None:
         with contextlib.suppress(BlockingIOError):
@@ -28,4 +31,10 @@ def hear(loop: asyncio.AbstractEventLoop, fd: int, answer: Callable[[], None]) -
         answer()
 
     loop.add_reader(fd, heard)
-    loop.call_soon(answer)
+    first = loop.call_soon(answer)
+
+    def stop() -> None:
+        loop.remove_reader(fd)
+        first.cancel()
+
+    return stop

@@ -11,11 +11,18 @@ with every hand-over; a *run* is the epoch at which the scheduler took the reque
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 PROTOCOL_VERSION = 1
+PLACES_MAX = 16  # indices a role may have
+
+Slot = Annotated[int, Meta(ge=0)]
+Index = Annotated[int, Meta(ge=0, lt=PLACES_MAX)]
+Size = Annotated[int, Meta(gt=0)]
+Trace = Annotated[bytes, Meta(min_length=25, max_length=25)]
 
 
 class Role(enum.IntEnum):
@@ -39,7 +46,7 @@ class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
     role: Role
     model: str
     replica: int
-    index: int
+    index: Index
     incarnation: int
 
     @property
@@ -54,7 +61,7 @@ class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Key(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names one hand-over of one request: accepted only if the row says the same."""
 
-    slot: int
+    slot: Slot
     generation: int
     epoch: int
 
@@ -117,7 +124,7 @@ class Submit(Frame, frozen=True):
 
     key: Key
     home: Address
-    trace: bytes
+    trace: Trace
     terms: Terms
     params: Params
     prompt: Prompt
@@ -130,10 +137,10 @@ class Handed(Frame, frozen=True):
 
     key: Key
     home: Address
-    trace: bytes
+    trace: Trace
     terms: Terms
     params: Params
-    prompt_ids: list[int]
+    prompt_ids: Annotated[list[int], Meta(min_length=1)]
     delivered: list[int]
     credit: int
 
@@ -143,7 +150,7 @@ class Flush(Frame, frozen=True):
 
     key: Key
     home: Address
-    trace: bytes
+    trace: Trace
     run: int
     base: int
     length: int
@@ -160,7 +167,7 @@ class Closed(Frame, frozen=True):
     """
 
     key: Key
-    trace: bytes
+    trace: Trace
     length: int
     reason: str
     stop_reason: str | int | None
@@ -173,10 +180,10 @@ class Returned(Frame, frozen=True):
     """Any owner -> frontend: a recalled request comes home."""
 
     key: Key
-    trace: bytes
+    trace: Trace
 
 
-# ---------------------------------------------------------------------------------------------- leases and reports
+# ---------------------------------------------------------------------------------------------- leases, reports
 
 
 class Admitted(Frame, frozen=True):
@@ -191,12 +198,12 @@ class Admitted(Frame, frozen=True):
 class Lease(Frame, frozen=True):
     """Scheduler -> detokenizer: all output ids so far; text goes out from ``base`` on. For one incarnation only."""
 
-    slot: int
+    slot: Slot
     generation: int
     run: int
     incarnation: int
     home: Address
-    trace: bytes
+    trace: Trace
     params: Params
     token_ids: list[int]
     logprobs: list[float]
@@ -240,15 +247,12 @@ class Credit(Frame, frozen=True):
     position: int
 
 
-# ---------------------------------------------------------------------------------------------- cancel and recall
-
-
 class Cancel(Frame, frozen=True):
     """Frontend ``home`` -> owner: look at the cancel word of this row. Always acknowledged."""
 
     slot: int
     generation: int
-    home: int
+    home: Index
 
 
 class CancelAck(Frame, frozen=True):
@@ -262,8 +266,8 @@ class Recall(Frame, frozen=True):
     """Frontend ``home`` -> owner: if this hand-over is still untaken, its frame died with the sender: give it back."""
 
     key: Key
-    home: int
-    trace: bytes
+    home: Index
+    trace: Trace
 
 
 class Relay(Frame, frozen=True):
@@ -281,8 +285,8 @@ class Relay(Frame, frozen=True):
 class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a worker keeps its KV cache."""
 
-    block_tokens: int
-    blocks: int
+    block_tokens: Size
+    blocks: Size
     block_bytes: int
     layers: int
     kv_heads: int
@@ -294,8 +298,8 @@ class WorkerHello(Frame, frozen=True):
     """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache."""
 
     address: Address
-    rank: int
-    ranks: int
+    rank: Index
+    ranks: Size
     layout: KVLayout
     weights_digest: str
     vocab: int
@@ -326,7 +330,7 @@ class Life(Frame, frozen=True):
     """
 
     role: Role
-    index: int
+    index: Index
     incarnation: int
     fault: bool = False
 
@@ -355,37 +359,28 @@ class Drained(Frame, frozen=True):
     address: Address
 
 
+class Damaged(Frame, frozen=True):
+    """Reader of a ring -> supervisor: ``writer`` left something in it that is no record; it is not to be trusted."""
+
+    reader: Address
+    writer: Address
+    detail: str
+
+
 class Halt(Frame, frozen=True):
     """Supervisor -> any: end now, in good order."""
 
     reason: str
 
 
+# fmt: off
 AnyFrame = (
-    Submit
-    | Handed
-    | Flush
-    | Closed
-    | Returned
-    | Admitted
-    | Lease
-    | StopFound
-    | Text
-    | Credit
-    | Cancel
-    | CancelAck
-    | Recall
-    | Relay
-    | WorkerHello
-    | Ready
-    | StartFailed
-    | Life
-    | Ping
-    | Tell
-    | Serving
-    | Drained
-    | Halt
+    Submit | Handed | Flush | Closed | Returned | Admitted | Lease
+    | StopFound | Text | Credit | Cancel | CancelAck | Recall | Relay
+    | WorkerHello | Ready | StartFailed | Life | Ping | Tell | Serving
+    | Drained | Damaged | Halt
 )
+# fmt: on
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):

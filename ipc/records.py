@@ -1,8 +1,14 @@
-"""What stands in the rings: sampled tokens as fixed-size records, step plans as one msgspec struct each."""
+"""What stands in the rings: sampled tokens as fixed-size records, step plans as one msgspec struct each.
+
+A reader that finds damage gives up what the ring holds and says so to ``damaged``; what follows from it (the death of
+the ring's writer) is decided elsewhere.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import NoReturn
 
 import msgspec
 
@@ -37,15 +43,36 @@ def decode_step(frame: bytes) -> StepDone:
     return StepDone(incarnation, step, records)
 
 
-class StepReader:
-    """A reading end of the token ring, decoded."""
+def mistrust(error: RingDamaged) -> NoReturn:
+    """What a reader does about damage where nobody else is there to deal with it."""
+    raise error
 
-    def __init__(self, reader: RingReader) -> None:
+
+class StepReader:
+    """A reading end of the token ring, decoded. A record about a row that the board does not have is damage."""
+
+    def __init__(
+        self, reader: RingReader, rows: int = 1 << 32, damaged: Callable[[RingDamaged], None] = mistrust
+    ) -> None:
         self._reader = reader
+        self._rows = rows
+        self._damaged = damaged
 
     def read(self) -> list[StepDone]:
-        """Every step committed since the last call."""
-        return [decode_step(frame) for frame in self._reader.read()]
+        """Every step committed since the last call; none where the ring was damaged."""
+        try:
+            return [self._decode(frame) for frame in self._reader.read()]
+        except RingDamaged as error:
+            self._reader.skip()
+            self._damaged(error)
+            return []
+
+    def _decode(self, frame: bytes) -> StepDone:
+        done = decode_step(frame)
+        for record in done.records:
+            if record.slot >= self._rows:
+                raise RingDamaged(f"a record of slot {record.slot}, the board has {self._rows}")
+        return done
 
 
 class StepWriter:
@@ -62,14 +89,23 @@ class StepWriter:
 class PlanReader:
     """A rank's reading end of the plan ring, decoded."""
 
-    def __init__(self, reader: RingReader) -> None:
+    def __init__(self, reader: RingReader, damaged: Callable[[RingDamaged], None] = mistrust) -> None:
         self._reader = reader
+        self._damaged = damaged
 
     def read(self) -> list[Plan]:
-        """Every plan committed since the last call; one that does not decode is a damaged ring."""
+        """Every plan committed since the last call; none where the ring was damaged."""
         try:
-            return [_plan_decoder.decode(frame) for frame in self._reader.read()]
-        except msgspec.DecodeError as error:
+            return [self._decode(frame) for frame in self._reader.read()]
+        except RingDamaged as error:
+            self._reader.skip()
+            self._damaged(error)
+            return []
+
+    def _decode(self, frame: bytes) -> Plan:
+        try:
+            return _plan_decoder.decode(frame)
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
             raise RingDamaged(f"a plan that does not decode: {error}") from None
 
 

@@ -146,6 +146,10 @@ class RingReader:
         ring.words[CURSORS + self.reader] = cursor
         return frames
 
+    def skip(self) -> None:
+        """Give up everything committed so far; the way on after damage."""
+        self.ring.words[CURSORS + self.reader] = self.ring.words[WRITTEN]
+
 
 def _padded(size: int) -> int:
     return (size + 7) // 8 * 8

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from baton.engine.effects import Effect, Note, Send, Span, Tick, Wake
-from baton.ipc.clock import now_ns
 from baton.ipc.frames import AnyFrame, Role
 
 
@@ -44,9 +43,11 @@ class Shell:
         note: Callable[[Note], None],
         beat: Callable[[], None],
         fatal: Callable[[BaseException], None],
+        now_ns: Callable[[], int],
         perform: dict[type, Callable[[Any], None]],
     ) -> None:
         self.core = core
+        self._now_ns = now_ns
         self._beat = beat
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
@@ -64,7 +65,7 @@ class Shell:
     def start(self) -> None:
         """Let the core begin."""
         self._busy = True
-        self._carry_out(self.core.start(now_ns()))
+        self._carry_out(self.core.start(self._now_ns()))
         self._busy = False
         self._run()
 
@@ -85,7 +86,7 @@ class Shell:
         try:
             while self._events:
                 event = self._events.popleft()
-                self._carry_out(self.core.handle(event, now_ns()))
+                self._carry_out(self.core.handle(event, self._now_ns()))
                 self._beat()
         except Exception as error:
             self._fatal(error)
@@ -102,7 +103,7 @@ class Shell:
         old = self._timers.pop(effect.name, None)
         if old is not None:
             old.cancel()
-        delay_s = max(0.0, (effect.at_ns - now_ns()) / 1e9)
+        delay_s = max(0.0, (effect.at_ns - self._now_ns()) / 1e9)
         self._timers[effect.name] = self._loop.call_later(delay_s, self._tick, effect.name)
 
     def _tick(self, name: str) -> None:

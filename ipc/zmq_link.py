@@ -1,30 +1,21 @@
-"""Links between processes: one PULL socket a process to be spoken to, one PUSH socket a peer to speak.
+"""Links over ZeroMQ: one PULL socket a process to be spoken to, one PUSH socket a peer to speak.
 
-Both ends block rather than drop; what a socket does not take now waits here, in order and within a bound. Frames are
-numbered for each pair of incarnations: a gap is an error. What does not decode is the peer's fault: counted, logged,
-dropped. This is the only module of the engine that knows ZeroMQ.
+Both ends block rather than drop; what a socket does not take now waits here, in order and within a bound. What a frame
+must be to be delivered is ``ipc.link``'s. This is the only module of the engine that knows ZeroMQ.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from baton.engine.limits import Limits
-from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Role
-
-Report = Callable[[str, str], None]
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Envelope)
-
-
-class LinkGap(Exception):
-    """A frame was lost between two living processes."""
+from baton.ipc.board import Board
+from baton.ipc.frames import Address, AnyFrame, Role
+from baton.ipc.link import Deliver, Post, Report
 
 
 class _Peer:
@@ -33,11 +24,10 @@ class _Peer:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self.fd = int(socket.getsockopt(zmq.FD))
-        self.number = 0
         self.waiting: deque[bytes] = deque()
 
 
-class Links:
+class ZmqLinks:
     """All links of one process. Invariant: frames to a peer leave in the order they were sent."""
 
     def __init__(
@@ -45,18 +35,16 @@ class Links:
         directory: Path,
         me: Address,
         limits: Limits,
-        deliver: Callable[[AnyFrame], None],
+        board: Board,
+        deliver: Deliver,
         report: Report,
     ) -> None:
         self.directory = directory
-        self.me = me
         self.limits = limits
-        self.deliver = deliver
-        self.report = report
-        self.counts: Counter[str] = Counter()
+        self._deliver = deliver
+        self._post = Post(me, limits, board, report)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._peers: dict[tuple[Role, int], _Peer] = {}
-        self._heard: dict[tuple[Role, int], tuple[int, int]] = {}
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.set_hwm(limits.inbox_frames_max)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, limits.frame_bytes_max)
@@ -68,11 +56,15 @@ class Links:
         self._scheduled = False
         self._wake()
 
+    @property
+    def counts(self) -> Counter[str]:
+        """What was dropped, by kind."""
+        return self._post.counts
+
     def send(self, role: Role, index: int, frame: AnyFrame) -> None:
         """Send a frame; it leaves now or as soon as the peer takes it. Never blocks."""
         peer = self._peers.get((role, index)) or self._connect(role, index)
-        peer.number += 1
-        data = _encoder.encode(Envelope(PROTOCOL_VERSION, self.me, peer.number, frame))
+        data = self._post.seal(role, index, frame)
         if not peer.waiting:
             try:
                 peer.socket.send(data, zmq.DONTWAIT, copy=True)
@@ -131,28 +123,7 @@ class Links:
                 data = self._inbox.recv(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            frame = self._open(data)
+            frame = self._post.open(data)
             if frame is not None:
-                self.deliver(frame)
+                self._deliver(frame)
         self._wake()
-
-    def _open(self, data: bytes) -> AnyFrame | None:
-        try:
-            envelope = _decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
-            self.counts["malformed_frames"] += 1
-            self.report("malformed_frame", str(error)[:200])
-            return None
-        sender = envelope.sender
-        if envelope.version != PROTOCOL_VERSION:
-            self.counts["foreign_frames"] += 1
-            self.report("foreign_frame", f"{sender} speaks version {envelope.version}, this is {PROTOCOL_VERSION}")
-            return None
-        incarnation, number = self._heard.get(sender.place, (0, 0))
-        if sender.incarnation < incarnation:
-            self.counts["frames_of_the_dead"] += 1
-            return envelope.frame
-        if sender.incarnation == incarnation and envelope.number != number + 1:
-            raise LinkGap(f"frame {envelope.number} of {sender} follows {number}")
-        self._heard[sender.place] = (sender.incarnation, envelope.number)
-        return envelope.frame

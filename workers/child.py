@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from baton.ipc.frames import Role, StartFailed
+from baton.ipc.frames import Role
 from baton.workers.config import Launch
 from baton.workers.dump import STACKS_SIGNAL, STACKS_SUFFIX
-from baton.workers.process import Process, StartError
+from baton.workers.process import Process, live
+from baton.workers.surroundings import Machine
 
 MODULES = {
     Role.FRONTEND: "baton.frontends.process",
@@ -33,19 +34,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 async def _run(launch: Launch) -> int:
-    process = Process(launch)
+    me = launch.address
+    process = Process(launch, me, Machine(launch, me))
     loop = asyncio.get_running_loop()
     loop.add_reader(launch.lifeline, _orphaned)
     loop.set_exception_handler(process.loop_failed)
-    try:
-        role = importlib.import_module(MODULES[process.me.role])
-        await role.run(process)
-    except StartError as error:
-        process.links.send(Role.SUPERVISOR, 0, StartFailed(process.me, str(error)))
-        process.close()
-        return 3
-    process.close()
-    return 0
+    return await live(process, importlib.import_module(MODULES[me.role]).run)
 
 
 def _orphaned() -> None:

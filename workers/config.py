@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from baton.engine.limits import Limits
+from baton.ipc.frames import Address, Role
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -92,3 +93,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """The run directory."""
         return Path(self.directory)
+
+    @property
+    def address(self) -> Address:
+        """Who the process is."""
+        return Address(Role(self.role), self.card.name, 0, self.index, self.incarnation)

@@ -7,8 +7,6 @@ from pathlib import Path
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import Doorbell
 from baton.engine.text import TokenTable
-from baton.ipc.records import StepReader
-from baton.ipc.ring import Ring, RingReader
 from baton.workers.model.gguf import ModelFileError, read_header
 from baton.workers.model.vocabulary import read_vocabulary
 from baton.workers.process import Process, StartError
@@ -23,7 +21,7 @@ async def run(process: Process) -> None:
     except ModelFileError as error:
         raise StartError(str(error)) from error
     table = TokenTable(vocabulary.pieces, vocabulary.special)
-    tokens = StepReader(RingReader(Ring.open(process.launch.path / "tokens"), TOKEN_READER))
+    tokens = process.steps(TOKEN_READER)
     shell = process.run_core(DetokenizerCore(process.me, process.board, tokens, table, process.limits), {})
 
     def tokens_came() -> None:

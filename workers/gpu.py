@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
-from baton.ipc import doorbell
-from baton.ipc.clock import now_ns
-from baton.ipc.frames import Address, Halt, KVLayout, Life, Role, WorkerHello
-from baton.ipc.records import PlanReader, StepWriter
-from baton.ipc.ring import Ring, RingReader, RingWriter
-from baton.workers.config import Settings, size_bytes
+from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
+from baton.workers.config import Card, Settings, size_bytes
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
 
@@ -64,17 +60,12 @@ class StepLoop:
     """Runs plans one after the other. Invariant: a step's records are committed before the next plan is looked at."""
 
     def __init__(self, process: Process, runner: StepRunner, core: WorkerCore, step_s: float) -> None:
-        directory, rank = process.launch.path, process.me.index
         self.process = process
         self.runner = runner
         self.core = core
         self.step_s = step_s
-        self.plans = PlanReader(RingReader(Ring.open(directory / "plans"), rank))
-        self.writer = StepWriter(RingWriter(Ring.open(directory / "tokens"))) if rank == 0 else None
-        self.bells = [
-            process.bell(Role.SCHEDULER, 0, "tokens"),
-            process.bell(Role.DETOKENIZER, 0, "tokens"),
-        ]
+        self.plans = process.plans()
+        self.write = process.step_writer() if process.me.index == 0 else None
         self.token_ns = 0.0  # how long a token takes, on average of late: what the watch is told to expect
         self._todo: deque[Plan] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -85,6 +76,11 @@ class StepLoop:
         if self._todo and self._task is None:
             self._task = self.process.loop.create_task(self._run())
 
+    def stop(self) -> None:
+        """Give up the step at hand."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def _run(self) -> None:
         try:
             while self._todo:
@@ -94,11 +90,11 @@ class StepLoop:
                     continue
                 tokens = sum(len(row.tokens) for row in rows)
                 self.process.board.expect(*self.process.me.place, int(tokens * self.token_ns))
-                began_ns = now_ns()
+                began_ns = self.process.now_ns()
                 if self.step_s:
                     await asyncio.sleep(self.step_s)
                 done = self.core.commit(plan, rows, self.runner.step(rows))
-                self.token_ns += (((now_ns() - began_ns) / tokens) - self.token_ns) / 8
+                self.token_ns += (((self.process.now_ns() - began_ns) / tokens) - self.token_ns) / 8
                 await self._commit(done)
                 self.process.board.beat(*self.process.me.place)
         except Exception as error:
@@ -107,19 +103,23 @@ class StepLoop:
             self._task = None
 
     async def _commit(self, done: StepDone) -> None:
-        if self.writer is None:
+        if self.write is None:
             return
-        while not self.writer.write(done):  # noqa: ASYNC110 - the slowest reader is behind and does not ring back
+        while not self.write(done):  # noqa: ASYNC110 - the slowest reader is behind and does not ring back
             await asyncio.sleep(self.process.limits.ring_full_wait_s)
-        for bell in self.bells:
-            doorbell.ring(bell)
+        for reader in (Role.SCHEDULER, Role.DETOKENIZER):
+            self.process.surroundings.ring_bell(reader, 0, "tokens")
 
 
-def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner, KVLayout, str]:
+#: what makes a runner: it, its cache's layout, and the digest of its weights
+RunnerMaker = Callable[[Settings, Card], tuple[StepRunner, KVLayout, str]]
+
+
+def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, str]:
     """The runner the settings ask for; everything that can be wrong with model or memory is a ``StartError``."""
     if settings.worker == "scripted":
         layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
-        return ScriptedRunner(vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
+        return ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
     from baton.workers.runner import Runner
@@ -127,7 +127,7 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
     kv_bytes = size_bytes(settings.kv_memory) if settings.kv_memory is not None else None
     try:
         runner = Runner(
-            Path(path),
+            Path(card.path),
             dtype=settings.dtype,
             weights=settings.weights,
             blocks=settings.kv_blocks,
@@ -145,12 +145,11 @@ def _make_runner(settings: Settings, path: str, vocab: int) -> tuple[StepRunner,
     return runner, layout, runner.weights_digest
 
 
-async def run(process: Process) -> None:
+async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     """Serve until halted."""
-    settings, card = process.settings, process.card
+    settings, card, me = process.settings, process.card, process.me
     process.phase("loading")
-    runner, layout, digest = _make_runner(settings, card.path, card.vocab)
-    me: Address = process.me
+    runner, layout, digest = make(settings, card)
     ranks = 1
     hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max)
     core = WorkerCore(me.index, me.incarnation, layout.block_tokens)
@@ -159,3 +158,4 @@ async def run(process: Process) -> None:
     process.run_core(Greeter(hello), {})
     process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
     await process.halted.wait()
+    loop.stop()

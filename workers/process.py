@@ -1,22 +1,19 @@
-"""What every child process is made of: its launch file, board, links, tracer and log. It decides nothing."""
+"""What every child process is made of: who it is, its surroundings, its core's shell. It decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from baton.engine.effects import Note, Span
-from baton.ipc import doorbell
-from baton.ipc.board import Board
-from baton.ipc.frames import Address, AnyFrame, Halt, Ping, Ready, Role, Tell
-from baton.ipc.log import make_log
+from baton.engine.effects import Note, Plan, Span, StepDone
+from baton.ipc.frames import Address, AnyFrame, Damaged, Halt, Ping, Ready, Role, StartFailed, Tell
+from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
+from baton.ipc.ring import RingDamaged, RingReader, RingWriter
 from baton.ipc.shell import Core, Shell
-from baton.ipc.tracing import Tracer
-from baton.ipc.zmq_link import Links
 from baton.workers.config import Launch
+from baton.workers.surroundings import Surroundings
 
 TRACE_FLUSH_S = 0.2
 LINGER_S = 0.5
@@ -32,35 +29,24 @@ class StartError(Exception):
 class Process:
     """One child. Invariant: frames that come before ``run_core`` wait for it in order."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, me: Address, surroundings: Surroundings) -> None:
         self.launch = launch
         self.settings = launch.settings
         self.limits = launch.settings.limits
         self.card = launch.card
-        self.me = Address(Role(launch.role), launch.card.name, 0, launch.index, launch.incarnation)
-        self.log = make_log(str(self.me), self.settings.log_level)
-        self.board = Board.open(launch.path / "board")
-        resource: dict[str, str | int | float | bool] = {
-            "service.name": "baton",
-            "process.pid": os.getpid(),
-            "baton.instance": launch.path.name,
-        }
-        self.tracer = Tracer(
-            self.me.role.name.lower(),
-            self.me.index,
-            launch.path,
-            launch.epoch_offset_ns,
-            self.limits,
-            resource,
-            self.me.incarnation,
-        )
+        self.me = me
+        self.surroundings = surroundings
+        self.now_ns = surroundings.now_ns
+        self.log = surroundings.log
+        self.board = surroundings.board
         self.loop = asyncio.get_running_loop()
         self.halted = asyncio.Event()
         self.shell: Shell | None = None
         self._early: list[AnyFrame] = []
         self._listeners: dict[type, Callable[[Any], None]] = {}
-        self._flush_planned = False
-        self.links = Links(launch.path, self.me, self.limits, self._deliver, self._report)
+        self._bells: list[Callable[[], None]] = []
+        self._flushing: asyncio.TimerHandle | None = None
+        self.links = surroundings.connect(self.limits, self._deliver, self._report)
 
     def run_core(self, core: Core, perform: dict[type, Callable[[Any], None]]) -> Shell:
         """Put a core behind a shell and let it begin; frames that came early are handled now."""
@@ -69,7 +55,7 @@ class Process:
         def beat() -> None:
             self.board.beat(role, index)
 
-        shell = Shell(core, self.links, self._emit, self._note, beat, self.fatal, perform)
+        shell = Shell(core, self.links, self._emit, self._note, beat, self.fatal, self.now_ns, perform)
         shell.start()
         self.shell = shell
         for frame in self._early:
@@ -83,11 +69,7 @@ class Process:
 
     def hear(self, ring: str, answer: Callable[[], None]) -> None:
         """Call ``answer`` when the doorbell of this process at ``ring`` is rung."""
-        doorbell.hear(self.loop, self.bell(self.me.role, self.me.index, ring), answer)
-
-    def bell(self, role: Role, index: int, ring: str) -> int:
-        """The doorbell of a reader of ``ring``."""
-        return self.launch.doorbells[f"{role.name.lower()}-{index}/{ring}"]
+        self._bells.append(self.surroundings.hear(ring, answer))
 
     def ready(self, detail: dict[str, str]) -> None:
         """Tell the supervisor that start-up is done."""
@@ -100,17 +82,21 @@ class Process:
 
     def close(self) -> None:
         """Let go of everything in good order."""
+        for unhear in self._bells:
+            unhear()
         if self.shell is not None:
             self.shell.stop()
-        self.tracer.close()
+        if self._flushing is not None:
+            self._flushing.cancel()
+        self.surroundings.spans.close()
         self.links.close(LINGER_S)
         self.board.close()
 
     def fatal(self, error: BaseException) -> NoReturn:
         """An error of ours: say so and die at once, to be restarted; what is held is taken over by the rules."""
         self.log.error("fatal", error=repr(error), exc_info=error)
-        self.tracer.flush()
-        os._exit(1)
+        self.surroundings.spans.flush()
+        self.surroundings.die()
 
     def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop's exception handler. A failing task of a door or a broken connection is one client's trouble."""
@@ -118,6 +104,43 @@ class Process:
         if isinstance(error, BaseException) and not context.keys() & {"task", "future", "transport", "protocol"}:
             self.fatal(error)
         self.log.error("task_failed", detail=str(context.get("message")), exc_info=error)
+
+    # -------------------------------------------------------------------------------- rings
+
+    def steps(self, reader: int) -> StepReader:
+        """A reading end of the token ring."""
+        rows = self.board.frontends * self.board.slots_per_frontend
+        ring = RingReader(self.surroundings.ring("tokens"), reader)
+        return StepReader(ring, rows, lambda error: self._damaged(Role.WORKER, error))
+
+    def plans(self) -> PlanReader:
+        """This rank's reading end of the plan ring."""
+        ring = RingReader(self.surroundings.ring("plans"), self.me.index)
+        return PlanReader(ring, lambda error: self._damaged(Role.SCHEDULER, error))
+
+    def step_writer(self) -> Callable[[StepDone], bool]:
+        """The writing end of the token ring: commits a step, or says that there is no room."""
+        return StepWriter(RingWriter(self.surroundings.ring("tokens"))).write
+
+    def plan_writer(self) -> Callable[[Plan], None]:
+        """The writing end of the plan ring; every rank's bell is rung."""
+        ring = self.surroundings.ring("plans")
+        writer = PlanWriter(RingWriter(ring))
+
+        def write(plan: Plan) -> None:
+            assert writer.write(plan), "one step is in flight at most, so the plan ring has room"
+            for rank in range(ring.readers):
+                self.surroundings.ring_bell(Role.WORKER, rank, "plans")
+
+        return write
+
+    def _damaged(self, role: Role, error: RingDamaged) -> None:
+        """What was in the ring is given up; the supervisor sees to it that nothing is gone on with from there."""
+        writer = Address(role, self.me.model, self.me.replica, 0, self.board.live(role, 0))
+        self.log.error("ring_damaged", writer=str(writer), detail=str(error))
+        self.links.send(Role.SUPERVISOR, 0, Damaged(self.me, writer, str(error)))
+
+    # -------------------------------------------------------------------------------- what comes and goes
 
     def _deliver(self, frame: AnyFrame) -> None:
         if isinstance(frame, Ping):
@@ -137,17 +160,28 @@ class Process:
             self.halted.set()
 
     def _emit(self, span: Span) -> None:
-        self.tracer.emit(span)
-        if not self._flush_planned:
-            self._flush_planned = True
-            self.loop.call_later(TRACE_FLUSH_S, self._flush)
+        self.surroundings.spans.emit(span)
+        if self._flushing is None:
+            self._flushing = self.loop.call_later(TRACE_FLUSH_S, self._flush)
 
     def _flush(self) -> None:
-        self._flush_planned = False
-        self.tracer.flush()
+        self._flushing = None
+        self.surroundings.spans.flush()
 
     def _note(self, note: Note) -> None:
         self.log.log(note.level, note.event, **note.fields)
 
     def _report(self, event: str, detail: str) -> None:
         self.log.warning(event, detail=detail)
+
+
+async def live(process: Process, role: Callable[[Process], Awaitable[None]]) -> int:
+    """Run a role until it is halted; the exit status of its process."""
+    try:
+        await role(process)
+    except StartError as error:
+        process.links.send(Role.SUPERVISOR, 0, StartFailed(process.me, str(error)))
+        process.close()
+        return 3
+    process.close()
+    return 0

@@ -1,7 +1,6 @@
-"""The supervisor: makes the run directory, starts every process, restarts the dead, drains, and cleans up.
+"""The supervisor: the run directory and the processes of a server, as ``engine.health`` decides about them.
 
-It owns the life table: an incarnation is raised only after the process before it is reaped, then everyone is told. It
-holds no request and forwards none. When it dies, however it dies, its children see their lifeline end and exit.
+It holds no request and forwards none. When it dies, however it dies, its children see their lifeline end and exit.
 """
 
 from __future__ import annotations
@@ -11,30 +10,29 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
-from baton.engine.limits import Limits
+from baton.engine.effects import Died, Dump, Inquire, Kill, Note, Opened, Over, Spawn, StopAsked
+from baton.engine.health import HealthCore
+from baton.engine.watch import Place
 from baton.ipc import doorbell
 from baton.ipc.board import Board
 from baton.ipc.clock import epoch_offset_ns, now_ns
-from baton.ipc.frames import Address, AnyFrame, Drained, Halt, Life, Ping, Ready, Role, Serving, StartFailed, Tell
+from baton.ipc.frames import Address, AnyFrame, Role, Tell
 from baton.ipc.log import make_log
 from baton.ipc.ring import Ring
 from baton.ipc.rundir import RunDirectory, default_base
-from baton.ipc.zmq_link import Links
+from baton.ipc.shell import Shell
+from baton.ipc.zmq_link import ZmqLinks
 from baton.workers.card import make_card
 from baton.workers.config import Card, Launch, Settings
 from baton.workers.dump import STACKS_SIGNAL, STORY_SUFFIX, write_dump
+from baton.workers.greeting import greeting
 from baton.workers.model.gguf import ModelFileError
-from baton.workers.watch import STOPPED, Watch, process_state
 
 #: who reads which ring; the token ring's readers are the scheduler and the detokenizer
 BELLS = [(Role.WORKER, 0, "plans"), (Role.SCHEDULER, 0, "tokens"), (Role.DETOKENIZER, 0, "tokens")]
@@ -49,8 +47,6 @@ def places(settings: Settings) -> list[tuple[Role, int]]:
 
 #: signals that somebody sends; a process that dies of one is not to blame, nor is what it was doing
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
 #: a worker's threads must not spin for long: the other processes live on the same cores
 QUIET_THREADS = {"GOMP_SPINCOUNT": "1000"}
 
@@ -59,87 +55,98 @@ class ServeError(Exception):
     """The server cannot start or go on; one line for people."""
 
 
-@dataclass(slots=True)
-class Child:
-    """One place and the process that fills it now."""
-
-    role: Role
-    index: int
-    incarnation: int = 0
-    process: asyncio.subprocess.Process | None = None
-    ready: bool = False
-    detail: dict[str, str] = field(default_factory=dict)
-    condemned: str | None = None
-    deaths: deque[float] = field(default_factory=deque)
-
-    @property
-    def name(self) -> str:
-        return f"{self.role.name.lower()}-{self.index}"
-
-
 class Supervisor:
-    """Invariant: at most one living process a place, and the life table names it or its reaped predecessor."""
+    """Carries out what its core decides. Invariant: the core hears of one death for each process it asked for."""
 
     def __init__(self, settings: Settings, card: Card, directory: RunDirectory) -> None:
         self.settings = settings
-        self.limits: Limits = settings.limits
         self.card = card
         self.directory = directory
-        path = directory.path
-        self.board = Board.create(path / "board", settings.frontends, self.limits.requests_per_frontend_max)
-        Ring.create(path / "plans", self.limits.plan_ring_bytes, RANKS).close()
-        Ring.create(path / "tokens", self.limits.token_ring_bytes, 2).close()
+        limits, path = settings.limits, directory.path
+        self.board = Board.create(path / "board", settings.frontends, limits.requests_per_frontend_max)
+        Ring.create(path / "plans", limits.plan_ring_bytes, RANKS).close()
+        Ring.create(path / "tokens", limits.token_ring_bytes, 2).close()
         self.bells = {f"{role.name.lower()}-{index}/{ring}": doorbell.make() for role, index, ring in BELLS}
         self.lifeline, self.lifeline_held = os.pipe()
-        self.me = Address(Role.SUPERVISOR, card.name, 0, 0, 1)
+        me = Address(Role.SUPERVISOR, card.name, 0, 0, 1)
         self.log = make_log("supervisor", settings.log_level)
         self.offset_ns = epoch_offset_ns()
-        self.children = {place: Child(*place) for place in places(settings)}
-        self.changed = asyncio.Event()
-        self.failure: str | None = None
-        self.serving = False
-        self.draining = False
-        self.drained: set[int] = set()
-        self.stopping = False
+        self.processes: dict[tuple[Role, int], asyncio.subprocess.Process] = {}
+        self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.links = Links(path, self.me, self.limits, self._deliver, self._report)
-        self.watch = Watch(self.limits)
-        self._task(self._keep_watch())
+        self._stillborn: set[tuple[Role, int]] = set()  # to be killed as soon as they are started
+        self.core = HealthCore(me, self.board, places(settings), self._look, limits)
+        self.links = ZmqLinks(path, me, limits, self.board, self._deliver, self._report)
+        self.shell = Shell(
+            self.core,
+            self.links,
+            emit=lambda span: None,
+            note=self._note,
+            beat=lambda: None,
+            fatal=self._fatal,
+            now_ns=now_ns,
+            perform={
+                Spawn: self._spawn,
+                Inquire: self._inquire,
+                Dump: self._dump,
+                Kill: self._kill,
+                Opened: self._opened,
+                Over: self._over,
+            },
+        )
 
-    # -------------------------------------------------------------------------------- starting and restarting
+    async def serve(self) -> None:
+        """Start every process and serve until all have ended; ``ServeError`` says why they could not be kept up."""
+        self.shell.start()
+        failure = await self.over
+        if failure is not None:
+            raise ServeError(failure)
 
-    async def start(self) -> None:
-        """Start every process and wait until all are ready; ``ServeError`` says why they are not.
+    def stop(self) -> None:
+        """Somebody wants the server to end; a second time, at once."""
+        self.shell.feed(StopAsked())
 
-        The first frontend opens the port; the others are started once it is known.
-        """
-        first = self.children[(Role.FRONTEND, 0)]
-        others = [child for child in self.children.values() if child.role is Role.FRONTEND and child is not first]
-        for child in self.children.values():
-            if child not in others:
-                await self._spawn(child)
+    async def close(self) -> None:
+        """Leave nothing behind: no process, no descriptor, no file."""
+        self.shell.stop()
+        for task in self._tasks:
+            task.cancel()
+        for process in list(self.processes.values()):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        self.links.close()
+        self.board.close()
+        for fd in (self.lifeline, self.lifeline_held, *self.bells.values()):
+            os.close(fd)
+        self.directory.remove()
+
+    # -------------------------------------------------------------------------------- what the core asks for
+
+    def _spawn(self, effect: Spawn) -> None:
+        self._stillborn.discard((effect.role, effect.index))
+        task = asyncio.get_running_loop().create_task(self._run(effect))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, spawn: Spawn) -> None:
+        """Start one process and await its end; it is reaped when the core hears of it."""
         try:
-            async with asyncio.timeout(self.limits.start_s_max):
-                await self._until(lambda: first.ready)
-                for child in others:
-                    await self._spawn(child)
-                await self._until(lambda: all(child.ready for child in self.children.values()))
-        except TimeoutError:
-            late = ", ".join(child.name for child in self.children.values() if not child.ready)
-            raise ServeError(f"not ready within {self.limits.start_s_max:g} s: {late}") from None
+            how, fault = await self._life(spawn)
+        except OSError as error:
+            how, fault = f"it could not be started: {error.strerror}", True
+        self.shell.feed(Died(spawn.role, spawn.index, spawn.incarnation, how, fault))
 
-    async def _spawn(self, child: Child, fault: bool = False) -> None:
-        """Fill a place: life table first, then everyone is told, then the process begins."""
-        child.incarnation += 1
-        child.ready, child.condemned = False, None
-        self.board.set_live(child.role, child.index, child.incarnation, now_ns())
-        self._broadcast(Life(child.role, child.index, child.incarnation, fault))
+    async def _life(self, spawn: Spawn) -> tuple[str, bool]:
+        """How a process ended, and whether it was its own fault."""
+        place = (spawn.role, spawn.index)
+        child = self.core.children[place]
         launch = Launch(
-            role=child.role,
-            index=child.index,
-            incarnation=child.incarnation,
+            role=spawn.role,
+            index=spawn.index,
+            incarnation=spawn.incarnation,
             directory=str(self.directory.path),
-            settings=self._settings_for(child),
+            settings=self._settings_for(),
             card=self.card,
             doorbells=self.bells,
             lifeline=self.lifeline,
@@ -147,7 +154,7 @@ class Supervisor:
         )
         file = self.directory.path / f"{child.name}.json"
         file.write_bytes(msgspec.json.encode(launch))
-        child.process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "baton.workers.child",
@@ -158,226 +165,97 @@ class Supervisor:
             start_new_session=True,
             env={**QUIET_THREADS, **os.environ},
         )
-        self.board.set_pid(child.role, child.index, child.process.pid)
-        self._task(self._await_death(child, child.process))
+        self.processes[place] = process
+        self.board.set_pid(*place, process.pid)
+        if place in self._stillborn:
+            process.kill()
+        status = await process.wait()
+        del self.processes[place]
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return how, -status not in FROM_OUTSIDE
 
-    def _settings_for(self, child: Child) -> Settings:
+    def _settings_for(self) -> Settings:
         """The settings; the first frontend finds the port, and all that come later take the same."""
-        port = urlsplit(self.children[(Role.FRONTEND, 0)].detail.get("http", "")).port
+        port = urlsplit(self.core.children[(Role.FRONTEND, 0)].detail.get("http", "")).port
         return self.settings if port is None else msgspec.structs.replace(self.settings, port=port)
 
-    async def _await_death(self, child: Child, process: asyncio.subprocess.Process) -> None:
-        """Wait for the end of a process; it is reaped when this goes on."""
-        status = await process.wait()
-        child.ready = False
-        if self.stopping:
-            self._notice()
-            return
-        how = child.condemned or (f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}")
-        fault = child.condemned not in (None, STOPPED) or -status not in FROM_OUTSIDE
-        if not self.serving:
-            self.failure = self.failure or f"{child.name} died while starting ({how})"
-            self._notice()
-            return
-        self.log.error("process_died", name=child.name, incarnation=child.incarnation, how=how)
-        self._tell_serving()
-        now = time.monotonic()
-        child.deaths.append(now)
-        while child.deaths[0] < now - self.limits.restart_window_s:
-            child.deaths.popleft()
-        if len(child.deaths) > self.limits.restarts_max:
-            deaths, window = len(child.deaths), self.limits.restart_window_s
-            self.failure = f"{child.name} died {deaths} times in {window:g} s, the last time of {how}"
-            self._notice()
-            return
-        if len(child.deaths) > 1:
-            await asyncio.sleep(self.limits.restart_backoff_s * 2 ** (len(child.deaths) - 2))
-        if not self.stopping:
-            await self._spawn(child, fault)
+    def _look(self) -> list[tuple[Place, str]]:
+        """Every place whose process runs, with the kernel's letter for its state."""
+        return [
+            (place, process_state(self.processes[(place.role, place.index)].pid))
+            for place in self.board.places()
+            if (place.role, place.index) in self.processes
+        ]
 
-    # -------------------------------------------------------------------------------- watching
+    def _inquire(self, effect: Inquire) -> None:
+        """Ask for what may explain it: the stories of the others, and the stacks of all."""
+        for (role, index), process in self.processes.items():
+            if (role, index) != (effect.role, effect.index):
+                story = self.directory.path / f"{role.name.lower()}-{index}{STORY_SUFFIX}"
+                self.links.send(role, index, Tell(str(story)))
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(STACKS_SIGNAL)
 
-    async def _keep_watch(self) -> None:
-        """Look at every child again and again; one that is hung is dumped and killed, and dies like any other."""
-        while not self.stopping:
-            await asyncio.sleep(self.limits.watch_interval_s)
-            for place in list(self.board.places()):
-                child = self.children[(place.role, place.index)]
-                process = child.process
-                if process is None or process.returncode is not None or child.condemned is not None:
-                    continue
-                ping, why = self.watch.look(place, process_state(process.pid), now_ns())
-                if ping:
-                    self.links.send(place.role, place.index, Ping())
-                if why is not None:
-                    child.condemned = why
-                    self._task(self._condemn(child, process, why))
+    def _dump(self, effect: Dump) -> None:
+        name = f"{effect.role.name.lower()}-{effect.index}"
+        dump = write_dump(self.directory.path, self.board, name, effect.why, self.settings.limits.dumps_max)
+        self.log.error("process_condemned", name=name, why=effect.why, dump=str(dump))
 
-    async def _condemn(self, child: Child, process: asyncio.subprocess.Process, why: str) -> None:
-        """Keep what may explain it, then kill."""
-        run = self.directory.path
-        for other in self.children.values():
-            if other.process is not None and other.process.returncode is None and other is not child:
-                self.links.send(other.role, other.index, Tell(str(run / f"{other.name}{STORY_SUFFIX}")))
-            if other.process is not None and other.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    other.process.send_signal(STACKS_SIGNAL)
-        await asyncio.sleep(self.limits.tell_s_max)
-        dump = write_dump(run, self.board, child.name, why, self.limits.dumps_max)
-        self.log.error("process_hung", name=child.name, why=why, dump=str(dump))
+    def _kill(self, effect: Kill) -> None:
+        process = self.processes.get((effect.role, effect.index))
+        if process is None:
+            self._stillborn.add((effect.role, effect.index))
+            return
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
-    # -------------------------------------------------------------------------------- frames and news
+    def _opened(self, effect: Opened) -> None:
+        bound = self.core.children[(Role.FRONTEND, 0)].detail
+        for line in greeting(self.card.name, bound["http"], bound["websocket"], bound["zmq"]):
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def _over(self, effect: Over) -> None:
+        self.over.set_result(effect.failure)
+
+    # -------------------------------------------------------------------------------- frames, and what goes wrong
 
     def _deliver(self, frame: AnyFrame) -> None:
-        match frame:
-            case Ready():
-                child = self.children[frame.address.place]
-                if frame.address.incarnation == child.incarnation:
-                    child.ready, child.detail = True, frame.detail
-                    self._tell_serving()
-            case StartFailed():
-                self.failure = self.failure or frame.reason
-            case Drained():
-                self.drained.add(frame.address.index)
-            case _:
-                self._report("unexpected_frame", type(frame).__name__)
-        self._notice()
+        self.shell.feed(frame)
 
-    def _tell_serving(self) -> None:
-        """Let the doors know whether everything is up."""
-        ready = all(child.ready for child in self.children.values())
-        digest = self.children[(Role.WORKER, 0)].detail.get("weights", "")
-        for role, index in self.children:
-            if role is Role.FRONTEND:
-                self.links.send(role, index, Serving(ready, self.draining, digest))
+    def _fatal(self, error: BaseException) -> None:
+        self.log.error("fatal", error=repr(error), exc_info=error)
+        if not self.over.done():
+            self.over.set_exception(error)
 
-    def _broadcast(self, frame: AnyFrame) -> None:
-        for role, index in self.children:
-            self.links.send(role, index, frame)
+    def _note(self, note: Note) -> None:
+        self.log.log(note.level, note.event, **note.fields)
 
     def _report(self, event: str, detail: str) -> None:
         self.log.warning(event, detail=detail)
 
-    def _notice(self) -> None:
-        self.changed.set()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that frames or deaths bring about; ``ServeError`` if the server failed meanwhile."""
-        while not condition():
-            if self.failure is not None:
-                raise ServeError(self.failure)
-            self.changed.clear()
-            await self.changed.wait()
-
-    def _task(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    # -------------------------------------------------------------------------------- serving and stopping
-
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Serve until asked to stop; ``ServeError`` when a process cannot be kept alive."""
-        self.serving = True
-        asked = asyncio.ensure_future(stop.wait())
-        failed = asyncio.ensure_future(self._until(lambda: False))
-        done, pending = await asyncio.wait({asked, failed}, return_when=asyncio.FIRST_COMPLETED)
-        for future in pending:
-            future.cancel()
-        if failed in done:
-            failed.result()
-
-    async def drain(self, hurry: asyncio.Event) -> None:
-        """Refuse new work and let what runs finish, within ``drain_s_max`` or until somebody is in a hurry."""
-        self.draining = True
-        self._tell_serving()
-        self.log.info("draining", bound_s=self.limits.drain_s_max)
-        finished = asyncio.ensure_future(self._until(lambda: len(self.drained) == self.settings.frontends))
-        hurried = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait({finished, hurried}, timeout=self.limits.drain_s_max, return_when=asyncio.FIRST_COMPLETED)
-        for future in (finished, hurried):
-            future.cancel()
-
-    async def stop(self, reason: str) -> None:
-        """Halt every process, kill what does not halt in time, and remove the run directory."""
-        self.stopping = True
-        self._broadcast(Halt(reason))
-        living = [c.process for c in self.children.values() if c.process is not None and c.process.returncode is None]
-        waits = [asyncio.ensure_future(process.wait()) for process in living]
-        if waits:
-            await asyncio.wait(waits, timeout=self.limits.stop_s_max)
-        for process in living:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-        if waits:
-            await asyncio.wait(waits)
-        for task in list(self._tasks):
-            task.cancel()
-        self.links.close()
-        self.board.close()
-        os.close(self.lifeline)
-        os.close(self.lifeline_held)
-        for fd in self.bells.values():
-            os.close(fd)
-        self.directory.remove()
+def process_state(pid: int) -> str:
+    """The kernel's letter for the state of a process; "X" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return chr(file.read().rpartition(b") ")[2][0])
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return "X"
 
 
 async def _serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
-    stop, hurry = asyncio.Event(), asyncio.Event()
-
-    def asked() -> None:
-        (hurry if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked)
     card = make_card(settings)
     base = Path(settings.run_directory) if settings.run_directory else default_base()
     supervisor = Supervisor(settings, card, RunDirectory.create(base))
-    reason = "the server is shutting down"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.stop)
     try:
-        starting = asyncio.ensure_future(supervisor.start())
-        stopped = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if not starting.done():
-            starting.cancel()
-            return 0
-        starting.result()
-        for line in doors(supervisor):
-            sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-        await supervisor.serve(stop)
-        await supervisor.drain(hurry)
+        await supervisor.serve()
         return 0
-    except ServeError as error:
-        reason = str(error)
-        raise
     finally:
-        await supervisor.stop(reason)
-
-
-def doors(supervisor: Supervisor) -> list[str]:
-    """One line a door, each with a command to paste."""
-    detail = supervisor.children[(Role.FRONTEND, 0)].detail
-    model = supervisor.card.name
-    http, socket, zmq = detail["http"], detail.get("websocket", "ws://x"), detail.get("zmq", "ipc://x")
-    chat = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Tell me a story."}}]}}'
-    create = f'{{"type":"response.create","stream_id":"a","model":"{model}","input":"Tell me a story."}}'
-    python = (
-        "from baton import Client; "
-        f"c = Client('{zmq}'); "
-        "[print(d.text, end='', flush=True) for d in c.stream(messages=[{'role':'user','content':'Tell me a story.'}])]"
-    )
-    return [
-        f"ready: {model} at {http}",
-        f"HTTP       curl -N {http}/v1/chat/completions -H 'Content-Type: application/json' -d '{chat}'",
-        f"WebSocket  echo '{create}' | .venv/bin/python -m websockets {socket}",
-        f'Python     .venv/bin/python -c "{python}"',
-    ]
+        await supervisor.close()
 
 
 def main(settings: Settings) -> int:

@@ -11,6 +11,7 @@ from baton.engine.answers import home_of
 from baton.engine.effects import (
     Answered,
     Attach,
+    Finish,
     Gone,
     Look,
     Named,
@@ -257,9 +258,11 @@ def test_an_answer_is_seen_while_it_runs_and_after(house: House) -> None:
         house.tell(index, Look(5, request_id))
         assert house.heard[index, 5] == [Seen(5, request_id, b"memo", True, "t7 t8 ", None)]
     house.close(slot, 2)
+    house.tell(1, Answered(5))
     house.tell(1, Look(6, request_id))
     (seen,) = house.heard[1, 6]
     assert isinstance(seen, Seen) and seen.text == "t7 t8 !" and seen.finish is not None
+    house.tell(1, Answered(6))
     assert not house.desks[1].relays
 
 
@@ -269,6 +272,8 @@ def test_an_id_nobody_knows_is_not_found(house: House, request_id: bytes) -> Non
         house.tell(0, event)
         failure = house.end(0, door).failure
         assert failure is not None and failure.status == 404
+        house.tell(0, Answered(door))
+    assert not house.desks[0].relays
 
 
 # ------------------------------------------------------------------------------------------------ several listeners
@@ -337,6 +342,15 @@ def test_a_home_that_dies_ends_what_was_relayed_and_its_late_words_are_not_heard
     assert house.named(0, 2).door == 2
 
 
+def test_a_home_that_dies_behind_the_end_says_nothing_more(house: House) -> None:
+    house.open(0, 1, KEYS[1])
+    house.runs(house.slot(1))
+    house.close(house.slot(1), 0)
+    house.board.set_live(Role.FRONTEND, 1, 2, 0)
+    house.tell(0, Life(Role.FRONTEND, 1, 2))
+    assert house.end(0, 1).reason == "length" and not house.desks[0].relays
+
+
 def test_a_frontend_that_dies_leaves_the_answers_it_listened_to_elsewhere(house: House) -> None:
     house.open(0, 1, KEYS[1])
     house.runs(house.slot(1))
@@ -344,6 +358,14 @@ def test_a_frontend_that_dies_leaves_the_answers_it_listened_to_elsewhere(house:
     house.board.set_live(Role.FRONTEND, 0, 2, 0)
     assert count(house.tell(1, Life(Role.FRONTEND, 0, 2)), Cancel) == 1
     assert not house.desks[1].heard
+
+
+def test_who_cancelled_before_it_began_hears_no_beginning(house: House) -> None:
+    for door in (1, 2):
+        house.open(0, door, KEYS[0])
+    house.tell(0, Gone(1, "cancelled", True))
+    house.runs(house.slot(0))
+    assert [type(effect) for effect in house.heard[0, 1]] == [Named, Finish]
 
 
 def test_what_was_said_for_another_incarnation_or_is_nonsense_is_dropped_and_counted(house: House) -> None:

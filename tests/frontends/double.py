@@ -237,9 +237,9 @@ class Engine:
 
     def check(self) -> None:
         """Every Open and Attach had exactly one Answered or one Gone that wants no end."""
-        from baton.engine.effects import Answered, Attach, Open
+        from baton.engine.effects import Answered, Attach, Look, Open
 
-        opened = [event.door for event in self.events if isinstance(event, Open | Attach)]
+        opened = [event.door for event in self.events if isinstance(event, Open | Attach | Look)]
         closed = [event.door for event in self.events if isinstance(event, Answered)]
         closed += [event.door for event in self.events if isinstance(event, Gone) and not event.wants_end]
         assert sorted(opened) == sorted(closed)

@@ -111,8 +111,8 @@ class Client:
     def _lose_connection(self, number: int) -> None:
         """The connection breaks; what the socket had not taken never came."""
         if self.state == "open" and self.named is not None:
-            self._say(Gone(self.door, "disconnected", False))
             self._is_away(number)
+            self._say(Gone(self.door, "disconnected", False))
         elif number + 1 < len(self.wish.drops):
             self.world.at(self.wish.drops[number + 1][0], self._lose_connection, number + 1)
 

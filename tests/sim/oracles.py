@@ -240,7 +240,7 @@ class Oracles:
         alive = self.world.deaths == 0
         if not client.room or (client.wish.kept and client.named is None):
             return
-        client = client.owner
+        client = client.owner if client.wish.kept else client
         if alive or client.request_id in self.accounts:
             self.check(client.request_id in self.accounts, f"{client} has no account")
             self.check(self.roots[client.trace[:16]] == 1, f"{client} has {self.roots[client.trace[:16]]} roots")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -28,6 +29,7 @@ PIECES = [
 ]
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
+POISON = 6
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Shape:
     slow_links: bool
     repeats: bool
     faulty: dict[int, int]
+    poison: bool  # the worker dies of requests with seed POISON, at their second token
 
     @property
     def capacity(self) -> int:
@@ -119,7 +122,8 @@ def reference(wish: Wish, shape: Shape) -> Truth:
     for token in wish.prompt_ids:
         state = follow(state, token)
     while True:
-        if shape.faulty.get(params.seed) == len(ids):
+        poisoned = shape.poison and params.seed == POISON and len(ids) == 1
+        if poisoned or shape.faulty.get(params.seed) == len(ids):
             return Truth("error", None, ids, whole(ids, params.skip_special_tokens))
         token = choose(state, sampling, VOCAB, shape.mean_tokens)
         ids.append(token)
@@ -144,6 +148,7 @@ def make_shape(rng: random.Random) -> Shape:
     """Cut a world."""
     block_tokens = rng.choice((1, 4, 4, 8))
     capacity = rng.choice((40, 64, 200))
+    poison = rng.random() < 0.15
     limits = Limits(
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
@@ -156,6 +161,7 @@ def make_shape(rng: random.Random) -> Shape:
         lives_max=100,
         resume_s_max=0.1,
         idempotency_s_max=0.05,
+        lone_deaths_max=2 if poison else 100,
     )
     return Shape(
         limits=limits,
@@ -169,12 +175,15 @@ def make_shape(rng: random.Random) -> Shape:
         slow_links=rng.random() < 0.3,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
+        poison=poison,
     )
 
 
-def make_wishes(rng: random.Random, shape: Shape, count: int) -> list[Wish]:
-    """What ``count`` clients want."""
-    return [_wish(rng, shape, number) for number in range(count)]
+def make_wishes(
+    rng: random.Random, shape: Shape, count: int, encode: Callable[[str], list[int]] = tokenize
+) -> list[Wish]:
+    """What ``count`` clients want; ``encode`` is how the world at hand makes ids of a prompt."""
+    return [_wish(rng, shape, number, encode) for number in range(count)]
 
 
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
@@ -208,16 +217,16 @@ def _away(rng: random.Random) -> int:
     return rng.randrange(30 * MS) if rng.random() < 0.8 else rng.randrange(300 * MS)
 
 
-def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
+def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str], list[int]]) -> Wish:
     length = rng.choice(
         (1, 3, 0 if rng.random() < 0.1 else 2, rng.randrange(1, 24), rng.randrange(1, 40) if rng.random() < 0.2 else 2)
     )
     text = "".join(rng.choice("abcdefghij klmnop") for _ in range(length))
     as_ids = rng.random() < 0.3
-    prompt = Prompt(token_ids=tokenize(text)) if as_ids else Prompt(text=text)
+    prompt = Prompt(token_ids=encode(text)) if as_ids else Prompt(text=text)
     params = Params(
         max_tokens=rng.choice((1, 2, rng.randrange(1, 20), rng.randrange(1, 20), None)),
-        seed=rng.randrange(8, 1 << 30) if rng.random() < 0.95 else 7,
+        seed=rng.randrange(8, 1 << 30) if rng.random() < (0.8 if shape.poison else 0.95) else rng.choice((POISON, 7)),
         ignore_eos=rng.random() < 0.4,
         skip_special_tokens=rng.random() < 0.8,
         logprobs=rng.random() < 0.3,
@@ -227,7 +236,7 @@ def _wish(rng: random.Random, shape: Shape, number: int) -> Wish:
         at_ns=rng.randrange(60 * MS),
         frontend=rng.randrange(shape.frontends),
         prompt=prompt,
-        prompt_ids=tokenize(text),
+        prompt_ids=encode(text),
         params=params,
         reads=rng.choice(("fast", "fast", "fast", "slow", "stalled" if rng.random() < 0.3 else "fast")),
         answers=rng.random() < 0.95,

@@ -306,7 +306,7 @@ class World:
         else:
             process.doomed = how
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: Place, unexplained: bool = False) -> None:
         """SIGKILL: at once, with what its links lose; the supervisor will notice."""
         process = self.live.pop(place, None)
         if process is None:
@@ -321,18 +321,20 @@ class World:
         if place[0] == Role.FRONTEND:
             for client in self.clients:
                 client.disconnect(place[1])
-        self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation + 1)
+        self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation + 1, unexplained)
 
     def _lose(self, link: Link, take: Callable[[], bytes]) -> None:
         waiting = len(link.frames)
         for _ in range(self.rng.choice((0, waiting, self.rng.randint(0, waiting)))):
             take()
 
-    def _reap(self, place: Place, incarnation: int) -> None:
+    def _reap(self, place: Place, incarnation: int, unexplained: bool) -> None:
         self.board.set_live(*place, incarnation, self.now)
         self.say(f"{place[0].name.lower()}-{place[1]} is reaped, #{incarnation} is next")
+        if not self.shape.poison:  # nothing is guilty there, but may look so
+            unexplained = self.rng.random() < 0.5
         others = [other for other in self.places if other != place]
         self.rng.shuffle(others)
         for other in others:
-            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation))
+            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation, unexplained))
         self.at(self._jitter(self.rng.choice((1, 60))), self._spawn, place, incarnation)

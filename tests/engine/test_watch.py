@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from baton.engine.limits import Limits
+from baton.engine.watch import STOPPED, Watch
 from baton.ipc.board import PlaceView
 from baton.ipc.frames import Role
-from baton.workers.watch import STOPPED, Watch
 
 S = 10**9
 LIMITS = Limits(ping_interval_s=1, hung_s_max=10, hung_steps_max=20, start_s_max=60)

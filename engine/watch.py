@@ -8,11 +8,33 @@ of its own. Pure: it is told what is seen and says what to do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from baton.engine.limits import Limits
-from baton.ipc.board import PlaceView
+from baton.ipc.frames import Role
 
 STOPPED = "it is stopped"
+
+
+class Place(Protocol):
+    """A place as the life table shows it (``ipc.board`` says what the words mean)."""
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def since_ns(self) -> int: ...
+    @property
+    def pulse(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def expected_ns(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -32,7 +54,7 @@ class Watch:
         self.limits = limits
         self._seen: dict[tuple[int, int], Seen] = {}
 
-    def look(self, place: PlaceView, process_state: str, now_ns: int) -> tuple[bool, str | None]:
+    def look(self, place: Place, process_state: str, now_ns: int) -> tuple[bool, str | None]:
         """One look at a living process: whether to ping it, and why it is hung if it is.
 
         ``process_state`` is the kernel's letter (R, S, D, T, ...).
@@ -58,12 +80,3 @@ class Watch:
         still_s = (now_ns - seen.pinged_ns) / 1e9
         allowed_s = max(limits.hung_s_max, limits.hung_steps_max * place.expected_ns / 1e9)
         return False, f"it has not moved for {still_s:.1f} s" if still_s > allowed_s else None
-
-
-def process_state(pid: int) -> str:
-    """The kernel's letter for the state of a process; "X" if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return chr(file.read().rpartition(b") ")[2][0])
-    except (FileNotFoundError, ProcessLookupError, IndexError):
-        return "X"

@@ -1,0 +1,118 @@
+"""The processes of level two: each runs what ``workers.child`` runs, in a compartment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from baton.engine.effects import Span
+from baton.frontends import process as frontend
+from baton.ipc.frames import Role
+from baton.ipc.log import Log
+from baton.ipc.memory_link import Place
+from baton.ipc.virtual_clock import Compartment
+from baton.workers import detokenizer, gpu, scheduler, tokenizer
+from baton.workers.config import Launch
+from baton.workers.memory import MemorySurroundings
+from baton.workers.process import Process, live
+from tests.sim.visitors import Entrance
+
+if TYPE_CHECKING:
+    from tests.sim.host import Host
+
+#: what a process says only when something is wrong with it
+WRONG = ("fatal", "task_failed", "malformed_frame", "foreign_frame", "unexpected_frame", "astray_frame")
+
+
+class Member:
+    """One incarnation of one place. ``stopped``: as by SIGSTOP, which the kernel would tell."""
+
+    def __init__(self, host: Host, launch: Launch) -> None:
+        self.host = host
+        self.launch = launch
+        self.me = launch.address
+        self.compartment = Compartment(str(self.me), self._failed)
+        self.entrance = Entrance(host)
+        self.stopped = False
+        self.speaks: int | None = None  # so many frames until it is killed
+        self.process: Process | None = None
+
+    @property
+    def incarnation(self) -> int:
+        """This process among those that filled the place."""
+        return self.me.incarnation
+
+    @property
+    def place(self) -> Place:
+        """What the oracles know it by."""
+        return self.me.place
+
+    @property
+    def core(self) -> Any:
+        """The core behind its shell; None before there is one."""
+        shell = self.process.shell if self.process is not None else None
+        return shell.core if shell is not None else None
+
+    async def main(self) -> None:
+        """What ``workers.child`` does, on this machine."""
+        host = self.host
+        log = Log(Recorder(host, str(self.me)))
+        surroundings = MemorySurroundings(host.machine, self.compartment, self.me, log, Spans(host))
+        self.process = Process(self.launch, self.me, surroundings)
+        host.ended(self, await live(self.process, self._role()))
+
+    def _role(self) -> Callable[[Process], Coroutine[None, None, None]]:
+        match self.me.role:
+            case Role.FRONTEND:
+                return lambda process: frontend.run(process, self.entrance)
+            case Role.TOKENIZER:
+                return tokenizer.run
+            case Role.SCHEDULER:
+                return scheduler.run
+            case Role.DETOKENIZER:
+                return detokenizer.run
+            case _:
+                return lambda process: gpu.run(process, self.host.make_runner)
+
+    def _failed(self, error: Exception) -> None:
+        assert self.process is not None
+        self.process.loop_failed(self.host.loop, {"exception": error, "message": "a callback failed"})
+
+
+class Recorder:
+    """The log of a process, read by the host."""
+
+    def __init__(self, host: Host, who: str) -> None:
+        self._host = host
+        self._who = who
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """Below what is worth a line."""
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Below what is worth a line."""
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """A line of the history; some are wrong in any history."""
+        self._host.say(f"{self._who} logs {event}")
+        if event in WRONG:
+            self._host.object(f"{self._who}: {event} {fields}")
+
+    error = warning
+
+
+class Spans:
+    """Where a process's spans go: before the oracles."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def emit(self, span: Span) -> None:
+        """One finished span."""
+        self._host.judge(self._host.oracles.span, span)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        """Nothing is kept back."""
