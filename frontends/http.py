@@ -136,7 +136,7 @@ class HttpDoor:
     @asynccontextmanager
     async def events(self, exchange: Exchange, headers: dict[str, str]) -> AsyncIterator[EventStream]:
         """A streamed response that is kept alive; half an answer never looks like a whole one."""
-        events = EventStream(exchange.request, headers)
+        events = EventStream(exchange.request, headers, self.limits.socket_send_bytes_max)
         self.streams.add(events)
         try:
             yield events
