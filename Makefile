@@ -37,13 +37,13 @@ check: $(INSTALLED) ## lint, format, types, layers
 	$(BIN)/pytest tests/test_layers.py tests/test_style.py
 
 test: $(INSTALLED) ## the tests that take seconds
-	$(BIN)/pytest -m "not full"
+	$(BIN)/pytest -m "not full" --durations=10
 
 test-full: $(INSTALLED) ## all tests
 	$(BIN)/pytest
 
 sim: $(INSTALLED) ## the simulated worlds: faults, seeds, oracles
-	$(BIN)/pytest tests/sim
+	$(BIN)/python -m tests.sim --seeds 500
 
 bench: $(INSTALLED) ## what the orchestration costs, at each door
 	$(BIN)/python -m baton.ops.bench.orchestration $(ARGS)

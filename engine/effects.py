@@ -154,7 +154,20 @@ class TokenRing(Protocol):
 # ---------------------------------------------------------------------------------------------- frontend and doors
 
 
-class Open(msgspec.Struct, frozen=True, gc=False):
+class Keep(msgspec.Struct, frozen=True, gc=False):
+    """What is kept of a request besides its answer, so that somebody may ask for the answer again.
+
+    ``key`` is the client's idempotency key ("" for none) and ``digests`` say what its body was, by field. A
+    ``resumable`` answer waits for a client that went away. ``memo`` is the door's own and comes back in ``Named``.
+    """
+
+    key: str
+    digests: dict[str, bytes]
+    resumable: bool
+    memo: bytes
+
+
+class Open(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Event: a door has a valid request. ``door`` is the door's own number for it, ``received_ns`` when it came."""
 
     door: int
@@ -167,9 +180,27 @@ class Open(msgspec.Struct, frozen=True, gc=False):
     prompt: Prompt
     received_ns: int
     attributes: dict[str, str | int | float | bool]
+    keep: Keep | None = None
 
 
-class Gone(msgspec.Struct, frozen=True, gc=False):
+class Attach(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Event: a client wants a kept answer, from output token ``after`` on."""
+
+    door: int
+    request_id: bytes
+    after: int
+
+
+class Look(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Event: a client wants to see a kept answer as it is now. It hears ``Seen`` or a refusing ``Finish``; after
+    either the door says ``Answered``.
+    """
+
+    door: int
+    request_id: bytes
+
+
+class Gone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Event: the client of this request went away, or asked for a cancel (then it still wants the end)."""
 
     door: int
@@ -177,28 +208,38 @@ class Gone(msgspec.Struct, frozen=True, gc=False):
     wants_end: bool
 
 
-class Taken(msgspec.Struct, frozen=True, gc=False):
+class Taken(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Event: the client's socket took everything up to output token ``position``."""
 
     door: int
     position: int
 
 
-class Answered(msgspec.Struct, frozen=True, gc=False):
+class Answered(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Event: the client has its whole answer (or its connection is gone): the request may be forgotten."""
 
     door: int
     error: str | None = None
 
 
-class Begin(msgspec.Struct, frozen=True, gc=False):
+class Named(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """To the door of a kept request: which answer it gets, and from which output token on; ``text`` came before it."""
+
+    door: int
+    request_id: bytes
+    memo: bytes
+    position: int
+    text: str
+
+
+class Begin(msgspec.Struct, frozen=True, gc=False, tag=True):
     """To the door: the request was tokenised and admitted; headers may go out."""
 
     door: int
     prompt_ids: list[int]
 
 
-class Deliver(msgspec.Struct, frozen=True, gc=False):
+class Deliver(msgspec.Struct, frozen=True, gc=False, tag=True):
     """To the door: new output tokens with their text."""
 
     door: int
@@ -207,7 +248,7 @@ class Deliver(msgspec.Struct, frozen=True, gc=False):
     logprobs: list[float]
 
 
-class Finish(msgspec.Struct, frozen=True, gc=False):
+class Finish(msgspec.Struct, frozen=True, gc=False, tag=True):
     """To the door: the end. Before a ``Begin`` it is a refusal if ``failure`` is set."""
 
     door: int
@@ -219,8 +260,27 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     failure: Failure | None
 
 
+class Seen(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """To the door: a kept answer as it is now; ``finish`` is None while it runs."""
+
+    door: int
+    request_id: bytes
+    memo: bytes
+    began: bool
+    text: str
+    finish: Finish | None
+
+
+#: what a door may say, and what it may hear
+DoorEvent = Open | Attach | Look | Gone | Taken | Answered
+DoorEffect = Named | Begin | Deliver | Finish | Seen
+
+
 class Account(msgspec.Struct, frozen=True, gc=False):
-    """The one account of a request, from which bill, log, metrics and trace take their numbers."""
+    """The one account of a request, from which bill, log, metrics and trace take their numbers.
+
+    ``release_ns`` is how long a cancelled request held on to anything after it was cancelled.
+    """
 
     request_id: bytes
     trace: bytes
@@ -234,6 +294,7 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     closed_ns: int
     lives: int
     status: int
+    release_ns: int | None = None
 
 
 # ---------------------------------------------------------------------------------------------- supervisor
@@ -294,20 +355,5 @@ class StopAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 Effect = (
-    Send
-    | Wake
-    | Span
-    | Note
-    | Encode
-    | Plan
-    | Begin
-    | Deliver
-    | Finish
-    | Account
-    | Spawn
-    | Inquire
-    | Dump
-    | Kill
-    | Opened
-    | Over
+    Send | Wake | Span | Note | Encode | Plan | DoorEffect | Account | Spawn | Inquire | Dump | Kill | Opened | Over
 )

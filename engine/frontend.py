@@ -8,19 +8,7 @@ events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects
 from __future__ import annotations
 
 from baton.engine.buggify import buggify
-from baton.engine.effects import (
-    Answered,
-    Begin,
-    Deliver,
-    Effect,
-    Finish,
-    Gone,
-    Open,
-    Send,
-    Taken,
-    Tick,
-    Wake,
-)
+from baton.engine.effects import Answered, Begin, Deliver, Effect, Finish, Gone, Open, Send, Taken, Tick, Wake
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
 from baton.engine.states import STATE_NAMES
@@ -260,6 +248,8 @@ class FrontendCore:
         assert held is not None
         if held.state != "closed":
             self.hands.move(held, "closed", now_ns, out)
+        if stream.cancel_reason is not None:
+            stream.release_ns = now_ns - stream.cancelled_ns
         prompt_tokens = len(stream.prompt_ids or [])
         door = stream.door if stream.door is not None else -1
         completion = len(stream.delivered)
@@ -289,6 +279,12 @@ class FrontendCore:
             out.extend(accounts(stream, stream.opened, finish, now_ns))
         self._check_drained(out)
 
+    def attend(self, door: int, present: bool, now_ns: int) -> None:
+        """Whether anybody listens at a door that is open."""
+        stream = self.doors.get(door)
+        if stream is not None:
+            stream.absent, stream.progress_ns = not present, now_ns
+
     # -------------------------------------------------------------------------------- cancel, sweep, drain
 
     def _gone(self, event: Gone, now_ns: int, out: list[Effect]) -> None:
@@ -301,13 +297,13 @@ class FrontendCore:
             if stream.finish is not None:
                 self._forget(stream, now_ns, event.reason, out)
                 return
-        self._cancel(stream, event.reason, out)
+        self._cancel(stream, event.reason, now_ns, out)
 
-    def _cancel(self, stream: Stream, reason: str, out: list[Effect]) -> None:
+    def _cancel(self, stream: Stream, reason: str, now_ns: int, out: list[Effect]) -> None:
         """Rule 5: the word first, the row second, the nudge third. Repeats change nothing."""
         if stream.finish is not None or stream.cancel_reason is not None:
             return
-        stream.cancel_reason = reason
+        stream.cancel_reason, stream.cancelled_ns = reason, now_ns
         self.board.set_cancel(stream.slot, stream.generation)
         self._nudge(stream, out)
 
@@ -359,24 +355,23 @@ class FrontendCore:
             if waited_s > self.limits.answer_s_max and stream.door is not None:
                 self._forget(stream, now_ns, "the client did not take its answer", out)
         elif opened.terms.deadline_ns and now_ns > opened.terms.deadline_ns:
-            self._cancel(stream, "timeout", out)
-        elif stream.taken < len(stream.delivered) and waited_s > self.limits.stalled_s_max:
-            self._cancel(stream, "slow_consumer", out)
+            self._cancel(stream, "timeout", now_ns, out)
+        elif not stream.absent and stream.taken < len(stream.delivered) and waited_s > self.limits.stalled_s_max:
+            self._cancel(stream, "slow_consumer", now_ns, out)
 
     def _halt(self, event: Halt, now_ns: int, out: list[Effect]) -> None:
         """The engine is gone for good: every waiting client gets its error now, and every request its account."""
         self.halted = event.reason
         failure = Failure(503, "server_error", event.reason, None, "engine_stopped")
         for stream in self.streams.values():
-            numbers = len(stream.delivered), len(stream.prompt_ids or [])
-            finish = stream.finish
-            if finish is None and stream.door is None:
-                finish = Finish(-1, stream.cancel_reason or "cancelled", None, "", *numbers, None)
-            elif finish is None and stream.door is not None:
-                finish = Finish(stream.door, "error", None, "", *numbers, failure)
-                out.append(finish)
-            if stream.opened is not None and finish is not None:
-                out.extend(accounts(stream, stream.opened, finish, now_ns))
+            if stream.finish is None:
+                door = stream.door if stream.door is not None else -1
+                sizes = (len(stream.delivered), len(stream.prompt_ids or []))
+                stream.finish = Finish(door, "error", None, "", *sizes, failure)
+                if stream.door is not None:
+                    out.append(stream.finish)
+            if stream.opened is not None:
+                out.extend(accounts(stream, stream.opened, stream.finish, now_ns))
         self.doors.clear()
         self.streams.clear()
 

@@ -99,10 +99,11 @@ class HealthCore:
         self.drained: set[int] = set()
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Fill every place, in the order given."""
+        """Fill every place, in the order given; other frontends follow once the first has found a port."""
         out: list[Effect] = []
         for child in self.children.values():
-            self._spawn(child, now_ns, out)
+            if child.role != Role.FRONTEND or child.index == 0:
+                self._spawn(child, now_ns, out)
         out.append(self._wake(now_ns, self.limits.start_s_max, "start"))
         out.append(self._wake(now_ns, self.limits.watch_interval_s, "watch"))
         return out
@@ -131,6 +132,7 @@ class HealthCore:
         match event:
             case Ready():
                 child.ready, child.detail = True, event.detail
+                self._follow(child, now_ns, out)
                 self._opened(out)
                 self._tell_serving(out)
             case StartFailed():
@@ -171,6 +173,13 @@ class HealthCore:
         self.table.set_live(child.role, child.index, child.incarnation, now_ns)
         self._broadcast(Life(child.role, child.index, child.incarnation, child.fault), out)
         out.append(Spawn(child.role, child.index, child.incarnation))
+
+    def _follow(self, first: Child, now_ns: int, out: list[Effect]) -> None:
+        """The first frontend is up for the first time: the others listen where it does."""
+        if first.role == Role.FRONTEND and first.index == 0:
+            for child in self.children.values():
+                if child.role == Role.FRONTEND and not child.incarnation:
+                    self._spawn(child, now_ns, out)
 
     def _died(self, event: Died, now_ns: int, out: list[Effect]) -> None:
         child = self.children[(event.role, event.index)]

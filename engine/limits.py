@@ -19,7 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     label_chars_max: int = 256
     streams_per_connection_max: int = 256
     connections_max: int = 4096
-    socket_send_bytes_max: int = 1 << 17
+    socket_send_bytes_max: int = 1 << 16
     client_ping_s: float = 0.4
     client_silence_s_max: float = 60.0
     client_outbox_messages_max: int = 256
@@ -30,6 +30,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lives_max: int = 8
     lone_deaths_max: int = 2
     keepalive_s: float = 5.0
+    # answers that are kept: for a repeated key, for a client that comes back
+    idempotency_s_max: float = 600.0
+    idempotency_bytes_max: int = 64 << 20
+    resume_s_max: float = 30.0
+    listeners_per_answer_max: int = 16
     # the board
     requests_per_frontend_max: int = 1024
     sweep_interval_s: float = 0.1

@@ -11,7 +11,10 @@ from baton.ipc.frames import Piece
 
 @dataclass(slots=True)
 class Stream:
-    """The frontend's lease on one request. ``door`` is None once nobody listens; an orphan's opener is dead."""
+    """The frontend's lease on one request. ``door`` is None once nobody listens; an orphan's opener is dead.
+
+    While its clients are ``absent`` it is paused at the end of its credit, and nobody is called slow.
+    """
 
     slot: int
     generation: int
@@ -31,9 +34,12 @@ class Stream:
     progress_ns: int = 0
     first_token_ns: int = 0
     cancel_reason: str | None = None
+    cancelled_ns: int = 0
+    release_ns: int | None = None
     recalled: int = -1
     lives: int = 1
     finish: Finish | None = None
+    absent: bool = False
 
 
 def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple[Span, Account]:
@@ -67,5 +73,6 @@ def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple
         now_ns,
         stream.lives,
         failure.status if failure is not None else 200,
+        stream.release_ns,
     )
     return span, account

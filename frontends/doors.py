@@ -13,10 +13,10 @@ from baton.engine.effects import Account
 from baton.frontends.client.keys import ServerKeys, read_server
 from baton.frontends.http import HttpDoor
 from baton.frontends.metrics import Metrics
+from baton.frontends.reception import Reception
 from baton.frontends.status import Sources
-from baton.frontends.stream import Reception
 from baton.frontends.websocket import ROUTE, WebSocketDoor
-from baton.frontends.zmq_gateway import SOCKET_NAME, Gateway
+from baton.frontends.zmq_gateway import Gateway, socket_name
 from baton.workers.config import Settings
 
 #: an unread rest of a refused body is read for this long, so that the client sees the refusal
@@ -39,13 +39,17 @@ class Doors:
         self._keep_alive: asyncio.Task[None] | None = None
 
     async def start(
-        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path, joins: bool = False
     ) -> dict[str, str]:
-        """Open all doors; returns their addresses by name. Raises ``StartError``."""
+        """Open all doors; returns their addresses by name. Raises ``StartError``.
+
+        ``joins`` says that the port is this server's already, held by another of its frontends.
+        """
         self._reception = reception
-        self.metrics = Metrics(sources.gauges)
+        self.metrics = Metrics(sources.gauges, sources.totals, sources.index)
         keys = zmq_keys(settings)
-        listener = listen(settings.host, settings.port, settings.limits.socket_send_bytes_max)
+        send_bytes_max = settings.limits.socket_send_bytes_max
+        listener = listen(settings.host, settings.port, send_bytes_max, settings.frontends > 1, joins)
         door = HttpDoor(reception, settings, sources, self.metrics)
         self._websocket = WebSocketDoor(reception, settings, self.metrics)
         door.app.add_routes(self._websocket.routes())
@@ -57,7 +61,9 @@ class Doors:
             shutdown_timeout=0,
         )
         gateway = Gateway(reception, self.metrics)
-        address = settings.zmq or f"ipc://{directory / SOCKET_NAME}"
+        address = f"ipc://{directory / socket_name(sources.index)}"
+        if settings.zmq is not None and not sources.index:
+            address = settings.zmq
         try:
             zmq_address = gateway.start(address, keys)
         except OSError as error:
@@ -113,8 +119,12 @@ def zmq_keys(settings: Settings) -> ServerKeys | None:
         raise StartError(f"cannot read the CURVE keys: {error}") from None
 
 
-def listen(host: str, port: int, send_bytes_max: int) -> socket.socket:
-    """A listening socket, bound once and kept; accepted sockets inherit its bounded send buffer."""
+def listen(host: str, port: int, send_bytes_max: int, shared: bool = False, joins: bool = False) -> socket.socket:
+    """A listening socket, bound once and kept; accepted sockets inherit its bounded send buffer.
+
+    A server's first socket takes the port alone, like any other server's, and only then lets those in that pass
+    ``joins``: two servers never share a port, though the frontends of one do (SO_REUSEPORT spreads connections).
+    """
     where = f"{host}:{port}"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -125,8 +135,12 @@ def listen(host: str, port: int, send_bytes_max: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes_max)
+        if joins:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(socket.SOMAXCONN)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

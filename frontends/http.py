@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-import msgspec
 from aiohttp import web
 
 from baton.frontends import origin, traceparent
-from baton.frontends.errors import INTERNAL, Refused, error_body, failure_of, retry_after
+from baton.frontends.errors import INTERNAL, Refused, error_body, failure_of
+from baton.frontends.exchange import Exchange, error_response, json_response
+from baton.frontends.keeping import keep
 from baton.frontends.metrics import CONTENT_TYPE, Metrics
 from baton.frontends.openai import Chat, Chunks, Completion, collect
+from baton.frontends.reception import Reception
+from baton.frontends.response_routes import ResponseRoutes
 from baton.frontends.sse import EventStream
 from baton.frontends.status import Sources
-from baton.frontends.stream import Reception, Stream
+from baton.frontends.stream import Stream
 from baton.frontends.validate import GenerateRequest, Validator
 from baton.ipc.frames import Failure
 from baton.workers.config import Settings
@@ -32,7 +35,6 @@ log = logging.getLogger("baton.http")
 #: how often silent streams are looked for, as a part of the silence allowed
 _KEEPALIVE_CHECKS = 4
 
-_UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
 #: aiohttp's own refusals that a client can cause
 _REASONS = {404: "not found", 405: "this method is not allowed here"}
 
@@ -61,54 +63,61 @@ class HttpDoor:
                 web.get("/metrics", self._metrics),
             ]
         )
+        self.app.add_routes(ResponseRoutes(self).routes())
 
     # -------------------------------------------------------------------------------- generating
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, self.validator.chat, Chat())
+        return await self._generate(request, self.validator.chat, Chat(), "chat.completions")
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, self.validator.completion, Completion())
+        return await self._generate(request, self.validator.completion, Completion(), "completions")
 
     async def _generate(
-        self, request: web.Request, parse: Callable[[bytes], GenerateRequest], kind: Chat | Completion
+        self,
+        request: web.Request,
+        parse: Callable[[bytes], GenerateRequest],
+        kind: Chat | Completion,
+        endpoint: str,
     ) -> web.StreamResponse:
-        received_ns = self.reception.now_ns()
-        parsed = parse(await self._body(request))
-        if parsed.ignored:
-            self.metrics.ignored.labels("http").inc(len(parsed.ignored))
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError("the client left before it was read")
-        stream = self.reception.open(
-            parsed,
-            traceparent.of_headers(request.headers.getall("traceparent", [])),
-            received_ns,
-            self._attributes(request),
-            hang_up=transport.abort,
-        )
-        with stream:
-            headers = self._headers(request, stream)
+        exchange = Exchange(request, self.limits)
+        with await self.open(exchange, parse, endpoint) as stream:
             try:
                 await stream.begin()
-                if parsed.stream:
-                    return await self._stream(request, stream, Chunks(stream, kind), headers)
+                headers = exchange.headers(stream)
+                if stream.request.stream:
+                    return await self._stream(exchange, stream, Chunks(stream, kind), headers)
                 body = await collect(stream, kind)
                 response = web.Response(body=body, content_type="application/json", headers=headers)
             except Refused as refused:
-                response = error_response(refused.failure, headers)
-            async with self._patience(request):
-                await response.prepare(request)
-                await response.write_eof()
+                response = error_response(refused.failure, exchange.headers(stream))
+            await exchange.send(response)
             stream.answered()
             return response
 
+    async def open(self, exchange: Exchange, parse: Callable[[bytes], GenerateRequest], endpoint: str) -> Stream:
+        """Read, validate and open a request; raises ``Refused``."""
+        received_ns = self.reception.now_ns()
+        key, body = exchange.key(), await exchange.body()
+        parsed = parse(body)
+        if parsed.ignored:
+            self.metrics.ignored("http", len(parsed.ignored))
+        request = exchange.request
+        if request.transport is None:
+            raise ConnectionResetError("the client left before it was read")
+        return self.reception.open(
+            parsed,
+            traceparent.of_headers(request.headers.getall("traceparent", [])),
+            received_ns,
+            exchange.attributes(),
+            hang_up=request.transport.abort,
+            keep=keep(parsed, endpoint, body, key, int(time.time())),
+        )
+
     async def _stream(
-        self, request: web.Request, stream: Stream, chunks: Chunks, headers: dict[str, str]
+        self, exchange: Exchange, stream: Stream, chunks: Chunks, headers: dict[str, str]
     ) -> web.StreamResponse:
-        events = EventStream(request, headers)
-        self.streams.add(events)
-        try:
+        async with self.events(exchange, headers) as events:
             await events.open(chunks.first())
             async for delta in stream:
                 data = chunks.delta(delta)
@@ -119,69 +128,23 @@ class HttpDoor:
             assert finish is not None
             failure = failure_of(finish)
             last = chunks.end(finish) if failure is None else b"data: " + error_body(failure) + b"\n\n"
-            async with self._patience(request):
+            async with exchange.patience():
                 await events.end(last)
             stream.answered()
+        return events.response
+
+    @asynccontextmanager
+    async def events(self, exchange: Exchange, headers: dict[str, str]) -> AsyncIterator[EventStream]:
+        """A streamed response that is kept alive; half an answer never looks like a whole one."""
+        events = EventStream(exchange.request, headers, self.limits.socket_send_bytes_max)
+        self.streams.add(events)
+        try:
+            yield events
         except Exception:
-            if request.transport is not None:  # half an answer must not look like a whole one
-                request.transport.abort()
+            exchange.hang_up()
             raise
         finally:
             self.streams.discard(events)
-        return events.response
-
-    async def _body(self, request: web.Request) -> bytes:
-        most = self.limits.body_bytes_max
-        too_large = Refused(
-            Failure(413, "invalid_request_error", f"the body is larger than {most} bytes", None, "body_too_large")
-        )
-        if (request.content_length or 0) > most:
-            raise too_large
-        try:
-            async with asyncio.timeout(self.limits.answer_s_max):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
-        except TimeoutError:
-            slow = Failure(408, "timeout_error", "the body did not arrive in time", None, "timeout")
-            raise Refused(slow) from None
-
-    @asynccontextmanager
-    async def _patience(self, request: web.Request) -> AsyncIterator[None]:
-        """Bounds the last write: a client that does not take its answer in time loses its connection."""
-        try:
-            async with asyncio.timeout(self.limits.answer_s_max):
-                yield
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-            raise ConnectionResetError("the client did not take its answer") from None
-
-    def _attributes(self, request: web.Request) -> dict[str, str | int | float | bool]:
-        attributes: dict[str, str | int | float | bool] = {
-            "baton.door": "http",
-            "http.request.method": request.method,
-            "http.route": request.path,
-        }
-        label = self._label(request)
-        if label:
-            attributes["baton.client_request_id"] = label
-        return attributes
-
-    def _label(self, request: web.Request) -> str:
-        """The client's own request id: printable, bounded, and never an identity."""
-        return _UNPRINTABLE.sub("", request.headers.get("X-Request-Id", "")[: self.limits.label_chars_max])
-
-    def _headers(self, request: web.Request, stream: Stream | None) -> dict[str, str]:
-        headers = {}
-        label = self._label(request)
-        if label:
-            headers["X-Request-Id"] = label
-        if stream is not None:
-            headers["X-Baton-Request-Id"] = stream.id.hex()
-            if stream.request.ignored:
-                headers["X-Ignored-Params"] = ", ".join(stream.request.ignored)
-        return headers
 
     # -------------------------------------------------------------------------------- everything else
 
@@ -212,8 +175,8 @@ class HttpDoor:
         except Exception:
             log.exception("a handler failed", extra={"path": request.path})
             failure = INTERNAL
-        self.metrics.refused.labels("http", str(failure.status)).inc()
-        return error_response(failure, self._headers(request, None))
+        self.metrics.refused("http", failure.status)
+        return error_response(failure, Exchange(request, self.limits).headers(None))
 
     def _card(self) -> dict[str, str | int]:
         card = self.reception.card
@@ -256,17 +219,3 @@ class HttpDoor:
                     await events.keep_alive(silence_s)
                 except ConnectionError:
                     self.streams.discard(events)  # its handler hears of it by being cancelled
-
-
-def json_response(value: object, status: int = 200) -> web.Response:
-    """A JSON body."""
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
-
-
-def error_response(failure: Failure, headers: dict[str, str]) -> web.Response:
-    """A refusal in OpenAI's shape, with ``Retry-After`` where trying again makes sense."""
-    wait = retry_after(failure)
-    if wait is not None:
-        headers = {**headers, "Retry-After": wait}
-    body = error_body(failure)
-    return web.Response(body=body, status=failure.status, content_type="application/json", headers=headers)

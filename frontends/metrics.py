@@ -1,14 +1,17 @@
-"""Prometheus metrics of a frontend: fed from accounts when requests close, and from gauges when they are scraped.
+"""Prometheus metrics of the whole server: every frontend counts on the board, and whichever is scraped adds them up.
 
+A frontend writes its own words only, all of them whole numbers that grow; they survive it, so that no sum ever falls.
 The numbers of a request come from its ``Account`` alone, so that metrics, log and trace say the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise, product
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -19,73 +22,141 @@ CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_CANCEL_SECONDS = (0.0005, 0.001, 0.0025, *_TOKEN_SECONDS[2:], 5, 10)
 _TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
 
+_REASONS = ("stop", "length", "cancelled", "disconnected", "timeout", "slow_consumer", "error", "refused", "other")
+_DOORS = ("http", "websocket", "zmq")
+_STATUSES = (400, 401, 403, 404, 405, 408, 409, 411, 413, 414, 415, 422, 426, 429, 431, 499, 500, 503, 504)
 
-class _Gauges(Collector):
-    """Reads the engine's gauges at the time of the scrape."""
 
-    def __init__(self, read: Callable[[], Gauges]) -> None:
-        self._read = read
+class _Counter:
+    """One word for each combination of labels."""
+
+    def __init__(self, name: str, help_: str, labels: dict[str, tuple[str, ...]]) -> None:
+        self.name, self.help, self.labels = name, help_, labels
+        self.keys = list(product(*labels.values()))
+        self.words = len(self.keys)
+        self.at = 0
+
+    def add(self, mine: memoryview, key: tuple[str, ...], count: int) -> None:
+        """Count; a label that the table lacks counts as the last one of its kind, which is "other"."""
+        known = [
+            value if value in values else values[-1] for value, values in zip(key, self.labels.values(), strict=True)
+        ]
+        mine[self.at + self.keys.index(tuple(known))] += count
+
+    def metric(self, sums: list[int]) -> Metric:
+        """The sums of all frontends; combinations that never came up are left out."""
+        family = CounterMetricFamily(self.name, self.help, labels=list(self.labels))
+        for key, count in zip(self.keys, sums[self.at :], strict=False):
+            if count or not self.labels:
+                family.add_metric(list(key), count)
+        return family
+
+
+class _Histogram:
+    """A word for each bucket and one for the sum, which is kept in whole parts of ``unit``."""
+
+    def __init__(self, name: str, help_: str, bounds: tuple[float, ...], unit: float = 1) -> None:
+        self.name, self.help, self.bounds, self.unit = name, help_, bounds, unit
+        self.words = len(bounds) + 2
+        self.at = 0
+
+    def observe(self, mine: memoryview, parts: int) -> None:
+        """One value, in parts of ``unit``."""
+        mine[self.at + bisect_left(self.bounds, parts * self.unit)] += 1
+        mine[self.at + self.words - 1] += parts
+
+    def metric(self, sums: list[int]) -> Metric:
+        """The sums of all frontends."""
+        counts, total = sums[self.at : self.at + self.words - 1], sums[self.at + self.words - 1]
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        family = HistogramMetricFamily(self.name, self.help)
+        family.add_metric([], list(zip(names, accumulate(counts), strict=True)), total * self.unit)
+        return family
+
+
+_NS = 1e-9
+REQUESTS = _Counter("baton_requests", "Requests closed, by reason.", {"reason": _REASONS})
+REFUSED = _Counter(
+    "baton_requests_refused",
+    "Requests refused at a door before they were opened.",
+    {"door": _DOORS, "status": (*map(str, _STATUSES), "other")},
+)
+IGNORED = _Counter("baton_ignored_parameters", "Request parameters that nobody knows.", {"door": _DOORS})
+PROMPT_TOKENS = _Counter("baton_prompt_tokens", "Prompt tokens.", {})
+COMPLETION_TOKENS = _Counter("baton_completion_tokens", "Output tokens.", {})
+RESTARTS = _Counter("baton_request_restarts", "Times a request was submitted again.", {})
+OUTPUT = _Histogram("baton_request_completion_tokens", "Output tokens a request.", _TOKENS)
+FIRST = _Histogram("baton_time_to_first_token_seconds", "From receipt to first token.", _SECONDS, _NS)
+WHOLE = _Histogram("baton_request_seconds", "From receipt to the end of the answer.", _SECONDS, _NS)
+TOKEN = _Histogram("baton_inter_token_seconds", "Mean time between a request's tokens.", _TOKEN_SECONDS, _NS)
+RELEASE = _Histogram(
+    "baton_cancel_release_seconds", "From a cancel until all that the request held is free.", _CANCEL_SECONDS, _NS
+)
+#: the order is the layout of the words
+METRICS: tuple[_Counter | _Histogram, ...] = (
+    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, COMPLETION_TOKENS, RESTARTS),
+    *(OUTPUT, FIRST, WHOLE, TOKEN, RELEASE),
+)
+for _before, _after in pairwise(METRICS):
+    _after.at = _before.at + _before.words
+WORDS = METRICS[-1].at + METRICS[-1].words
+
+
+class _All(Collector):
+    """Reads the engine's gauges and every frontend's words at the time of the scrape."""
+
+    def __init__(self, gauges: Callable[[], Gauges], totals: Sequence[memoryview]) -> None:
+        self._gauges = gauges
+        self._totals = totals
 
     def collect(self) -> Iterator[Metric]:
-        now = self._read()
+        now = self._gauges()
         yield GaugeMetricFamily("baton_requests_running", "Requests in the batch.", now.requests_running)
         yield GaugeMetricFamily("baton_requests_waiting", "Requests not in the batch yet.", now.requests_waiting)
         yield GaugeMetricFamily("baton_kv_blocks_total", "KV cache blocks.", now.kv_blocks_total)
         yield GaugeMetricFamily("baton_kv_blocks_free", "KV cache blocks in no use.", now.kv_blocks_free)
         yield GaugeMetricFamily("baton_kv_blocks_cached", "KV cache blocks kept for reuse.", now.kv_blocks_cached)
+        sums = [sum(words) for words in zip(*(totals[:WORDS] for totals in self._totals), strict=True)]
+        for metric in METRICS:
+            yield metric.metric(sums)
 
 
 class Metrics:
-    """One registry; nothing global."""
+    """One registry; nothing global. ``totals`` are the words of every frontend, ``index`` says which are ours."""
 
-    def __init__(self, gauges: Callable[[], Gauges]) -> None:
+    def __init__(self, gauges: Callable[[], Gauges], totals: Sequence[memoryview], index: int) -> None:
+        assert len(totals[index]) >= WORDS
         self.registry = CollectorRegistry()
-        self.registry.register(_Gauges(gauges))
-        registry = self.registry
-        self.requests = Counter("baton_requests", "Requests closed, by reason.", ("reason",), registry=registry)
-        self.refused = Counter(
-            "baton_requests_refused",
-            "Requests refused at a door before they were opened.",
-            ("door", "status"),
-            registry=registry,
-        )
-        self.ignored = Counter(
-            "baton_ignored_parameters", "Request parameters that nobody knows.", ("door",), registry=registry
-        )
-        self.prompt_tokens = Counter("baton_prompt_tokens", "Prompt tokens.", registry=registry)
-        self.completion_tokens = Counter("baton_completion_tokens", "Output tokens.", registry=registry)
-        self.lives = Counter("baton_request_restarts", "Times a request was submitted again.", registry=registry)
-        self.output = Histogram(
-            "baton_request_completion_tokens", "Output tokens a request.", registry=registry, buckets=_TOKENS
-        )
-        self.first = Histogram(
-            "baton_time_to_first_token_seconds", "From receipt to first token.", registry=registry, buckets=_SECONDS
-        )
-        self.whole = Histogram(
-            "baton_request_seconds", "From receipt to the end of the answer.", registry=registry, buckets=_SECONDS
-        )
-        self.token = Histogram(
-            "baton_inter_token_seconds",
-            "Mean time between a request's tokens.",
-            registry=registry,
-            buckets=_TOKEN_SECONDS,
-        )
+        self.registry.register(_All(gauges, totals))
+        self._mine = totals[index]
+
+    def refused(self, door: str, status: int) -> None:
+        """A request was refused before it was opened."""
+        REFUSED.add(self._mine, (door, str(status)), 1)
+
+    def ignored(self, door: str, parameters: int) -> None:
+        """Parameters came that nobody knows."""
+        IGNORED.add(self._mine, (door,), parameters)
 
     def observe(self, account: Account) -> None:
         """Count a closed request."""
-        self.requests.labels(account.reason).inc()
-        self.prompt_tokens.inc(account.prompt_tokens)
-        self.completion_tokens.inc(account.completion_tokens)
-        self.lives.inc(account.lives - 1)
-        self.output.observe(account.completion_tokens)
-        self.whole.observe((account.closed_ns - account.received_ns) / 1e9)
+        mine = self._mine
+        REQUESTS.add(mine, (account.reason,), 1)
+        PROMPT_TOKENS.add(mine, (), account.prompt_tokens)
+        COMPLETION_TOKENS.add(mine, (), account.completion_tokens)
+        RESTARTS.add(mine, (), account.lives - 1)
+        OUTPUT.observe(mine, account.completion_tokens)
+        WHOLE.observe(mine, account.closed_ns - account.received_ns)
         if account.first_token_ns:
-            self.first.observe((account.first_token_ns - account.received_ns) / 1e9)
+            FIRST.observe(mine, account.first_token_ns - account.received_ns)
             if account.completion_tokens > 1:
-                rest_s = (account.closed_ns - account.first_token_ns) / 1e9
-                self.token.observe(rest_s / (account.completion_tokens - 1))
+                rest_ns = account.closed_ns - account.first_token_ns
+                TOKEN.observe(mine, rest_ns // (account.completion_tokens - 1))
+        if account.release_ns is not None:
+            RELEASE.observe(mine, account.release_ns)
 
     def page(self) -> bytes:
         """The exposition text."""

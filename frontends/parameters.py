@@ -17,20 +17,32 @@ LABELS: dict[str, str] = {
 }
 
 #: read at every door
-SAMPLING = ("model", "temperature", "top_p", "top_k", "seed", "stop", "ignore_eos", "skip_special_tokens", "metadata")
+SAMPLING = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "metadata",
+)
 
 CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs")
 COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
 STREAMING = ("stream", "stream_options", "return_token_ids")
-RESPONSE = (*SAMPLING, "input", "instructions", "max_output_tokens", "stream")
+RESPONSE = (*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable")
 #: around the parameters of a response in a message of a socket
-ENVELOPE = ("type", "event_id", "stream_id", "response_id", "traceparent")
+ENVELOPE = ("type", "event_id", "stream_id", "response_id", "traceparent", "idempotency_key", "starting_after")
 
 NEVER = ()
 NOT_YET = "is not supported yet"
 NO_TOOLS = "is not supported: tools cannot be called yet"
 NO_GRAMMAR = "is not supported: output cannot be constrained yet"
 NO_STORE = "is not supported: nothing is stored here"
+NO_RESUMING = "is not supported here: only responses, and the SDK's requests, can be resumed"
 NO_MEDIA = "is not supported: this model reads and writes text"
 
 #: parameter -> (values that change nothing, why any other is refused); null changes nothing anywhere
@@ -41,7 +53,6 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "repetition_penalty": ((1,), NOT_YET),
     "logit_bias": (({},), NOT_YET),
     "min_p": ((0,), NOT_YET),
-    "min_tokens": ((0,), NOT_YET),
     "best_of": ((1,), NOT_YET),
     "use_beam_search": ((False,), NOT_YET),
     "length_penalty": ((1,), NOT_YET),
@@ -92,6 +103,7 @@ REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
     "continue_final_message": ((False,), NOT_YET),
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
+    "resumable": ((False,), NO_RESUMING),
 }
 
 REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
@@ -99,6 +111,7 @@ REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
     "prompt_embeds": (NEVER, NOT_YET),
+    "resumable": ((False,), NO_RESUMING),
 }
 
 REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {

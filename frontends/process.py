@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from baton.engine.effects import Account, Begin, Deliver, Finish
-from baton.engine.frontend import FrontendCore
+from baton.engine.desk import DeskCore
+from baton.engine.effects import Account, Begin, Deliver, Finish, Named, Seen
 from baton.frontends.doors import Doors
 from baton.frontends.doors import StartError as DoorError
+from baton.frontends.reception import Reception
 from baton.frontends.status import Gauges, Sources, Status
-from baton.frontends.stream import Reception
+from baton.ipc.board import PHASES, PlaceView
 from baton.ipc.frames import Serving
 from baton.workers.config import Settings
 from baton.workers.process import Process, StartError
@@ -24,29 +26,39 @@ class Entrance(Protocol):
     """All doors together, as ``Doors`` is; the simulator's visitors come in by one without sockets."""
 
     async def start(
-        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path, joins: bool
     ) -> dict[str, str]: ...
     def observe(self, account: Account) -> None: ...
     async def stop(self, grace_s: float) -> None: ...
 
 
-def status(word: Serving | None) -> Status:
-    """What ``/ready`` says, by the supervisor's last word."""
-    if word is None:
-        return Status(False, "starting")
-    if word.draining:
+def status(word: Serving | None, places: Iterable[PlaceView]) -> Status:
+    """What ``/ready`` says, by the supervisor's last word; while it says no, how far each process has come."""
+    if word is not None and word.draining:
         return Status(False, "draining")
-    return Status(True, "ready") if word.ready else Status(False, "recovering")
+    if word is not None and word.ready:
+        return Status(True, "ready")
+    last = len(PHASES) - 1
+    reached = {f"{place.role.name.lower()}-{place.index}": place.phase for place in places}
+    percent = 100 * sum(map(PHASES.index, reached.values())) // (last * max(1, len(reached)))
+    return Status(False, "starting" if word is None else "recovering", {"percent": percent, **reached})
 
 
 async def run(process: Process, entrance: Entrance | None = None) -> None:
     """Serve until halted; then give the answers in progress a moment to leave."""
     board, word = process.board, None
     doors: Entrance = entrance if entrance is not None else Doors()
-    core = FrontendCore(process.me, board, board.slice(process.me.index), process.limits)
+    settings, index = process.settings, process.me.index
+    core = DeskCore(process.me, board, board.slice(index), process.limits, settings.frontends)
 
     reception = Reception(
-        process.feed, process.now_ns, process.card, process.limits, process.settings.trace_sample_ratio
+        process.feed,
+        process.now_ns,
+        process.card,
+        process.limits,
+        settings.trace_sample_ratio,
+        index,
+        settings.frontends,
     )
 
     def heard(serving: Serving) -> None:
@@ -68,11 +80,13 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
         )
 
     process.listen(Serving, heard)
-    perform = reception.perform
-    process.run_core(core, {Begin: perform, Deliver: perform, Finish: perform, Account: account})
-    sources = Sources(lambda: status(word), lambda: Gauges(**board.gauges()))
+    said: dict[type, Callable[[Any], None]] = dict.fromkeys((Named, Begin, Deliver, Finish, Seen), reception.perform)
+    process.run_core(core, {**said, Account: account})
+    totals = [board.totals(number) for number in range(settings.frontends)]
+    sources = Sources(lambda: status(word, board.places()), lambda: Gauges(**board.gauges()), totals, index)
     try:
-        bound = await doors.start(reception, process.settings, sources, process.launch.path)
+        joins = settings.frontends > 1 and (index, process.me.incarnation) != (0, 1)
+        bound = await doors.start(reception, settings, sources, process.launch.path, joins)
     except DoorError as error:
         raise StartError(str(error)) from error
     process.ready(bound)

@@ -1,6 +1,6 @@
 """OpenAI's Responses API as events: the response object, its one output message, and what is said while it grows.
 
-Knows shapes only. Every event carries ``response_id``, ``stream_id`` and a ``sequence_number`` that counts from 0 in
+Knows shapes only. Every event carries ``response_id``, ``stream_id`` and a ``sequence_number`` that grows from 0 on in
 each response. A cancelled response ends with ``response.incomplete`` whose response has status "cancelled": the
 vocabulary has no terminal event of that name.
 """
@@ -13,6 +13,7 @@ import msgspec
 
 from baton.engine.effects import Finish
 from baton.frontends.errors import failure_of
+from baton.frontends.stream import Delta
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Failure
 
@@ -22,76 +23,99 @@ encode = msgspec.json.encode
 _CODES = {429: "rate_limit_exceeded"}
 
 
-class ResponseEvents:
-    """The events of one response, in order; each method gives the next one, encoded."""
+#: events before the first output token: created, in_progress, output_item.added, content_part.added
+_PRELUDE = 4
 
-    def __init__(self, request_id: bytes, stream_id: str | None, request: GenerateRequest, created: int) -> None:
+
+def tokens_before(number: int) -> int:
+    """How many output tokens whoever has event ``number`` has, if the answer is that long."""
+    return max(0, number - (_PRELUDE - 1))
+
+
+class ResponseEvents:
+    """The events of one response, in order; each method gives the next ones, encoded.
+
+    An event's number follows from what it says alone: four events come before the output, then each token counts one
+    and a delta has the number of its last, then the text that was held back counts one, if there is any, then come the
+    last events. So whoever resumes ``after`` a number gets what follows it, under the same numbers, however often the
+    deltas before were merged.
+    """
+
+    def __init__(
+        self,
+        request_id: bytes,
+        stream_id: str | None,
+        request: GenerateRequest,
+        created: int,
+        after: int = -1,
+        position: int = 0,
+        text: str = "",
+    ) -> None:
         self.id = "resp_" + request_id.hex()
         self.item_id = "msg_" + request_id.hex()
         self.stream_id = stream_id
         self.request = request
         self.created = created
-        self.sequence = 0
-        self.texts: list[str] = []
+        self.after = after
+        self.position = position
+        self.texts = [text]
+        self.tail = False
         self.speaking = False
         names = {"response_id": self.id, "stream_id": stream_id, "item_id": self.item_id}
         places = {"output_index": 0, "content_index": 0, "logprobs": []}
         delta = {"type": "response.output_text.delta", **names, **places}
         self._delta = encode(delta)[:-1] + b',"delta":'
 
-    def begin(self, queued: bool) -> bytes:
+    def begin(self, queued: bool) -> list[bytes]:
         """The response exists, under this id; it may wait for others of its stream."""
-        fields: dict[str, Any] = {"response": self._response("queued" if queued else "in_progress")}
+        fields: dict[str, Any] = {"response": self.response("queued" if queued else "in_progress")}
         if self.request.ignored:
             fields["ignored_params"] = self.request.ignored
-        return self._event("response.created", **fields)
+        return self._event(0, "response.created", **fields)
 
     def admitted(self) -> list[bytes]:
         """The engine has it: the (still empty) output message is announced."""
         self.speaking = True
         return [
-            self._event("response.in_progress", response=self._response("in_progress")),
-            self._event("response.output_item.added", output_index=0, item=self._item("in_progress", None)),
-            self._part("response.content_part.added", part=_text_part("")),
+            *self._event(1, "response.in_progress", response=self.response("in_progress")),
+            *self._event(2, "response.output_item.added", output_index=0, item=self._item("in_progress", None)),
+            *self._part(3, "response.content_part.added", part=_text_part("")),
         ]
 
-    def delta(self, text: str) -> bytes:
-        """More text."""
+    def delta(self, delta: Delta) -> list[bytes]:
+        """More output; no event where there is nothing to read in it."""
+        text = delta.text
+        self.position = delta.position
+        self.tail = self.tail or bool(delta.tail)
+        number = _PRELUDE - 1 + self.position + self.tail
         self.texts.append(text)
-        number = self.sequence
-        self.sequence += 1
-        return self._delta + encode(text) + b',"sequence_number":%d}' % number
+        if not text or number <= self.after:
+            return []
+        return [self._delta + encode(text) + b',"sequence_number":%d}' % number]
 
     def finish(self, finish: Finish) -> list[bytes]:
         """The last events: the message is done, and the terminal one."""
-        failure = failure_of(finish)
-        cancelled = finish.reason == "cancelled"
-        complete = failure is None and finish.reason == "stop"
-        text = "".join(self.texts)
-        output: list[dict[str, Any]] = []
+        status, _ = outcome(finish)
+        kind = "response.incomplete" if status == "cancelled" else f"response.{status}"
         events: list[bytes] = []
+        number, text = 1, "".join(self.texts)
         if self.speaking:
-            item = self._item("completed" if complete else "incomplete", text)
-            output.append(item)
-            events += [
-                self._part("response.output_text.done", text=text, logprobs=[]),
-                self._part("response.content_part.done", part=_text_part(text)),
-                self._event("response.output_item.done", output_index=0, item=item),
-            ]
-        if cancelled:
-            return [*events, self._end("response.incomplete", "cancelled", output, finish)]
-        if failure is not None:
-            return [*events, self._end("response.failed", "failed", output, finish, error=response_error(failure))]
-        if complete:
-            return [*events, self._end("response.completed", "completed", output, finish)]
-        details = {"reason": "max_output_tokens"}
-        return [*events, self._end("response.incomplete", "incomplete", output, finish, incomplete_details=details)]
+            number = _PRELUDE + self.position + self.tail
+            item = self._item("completed" if status == "completed" else "incomplete", text)
+            events += self._part(number, "response.output_text.done", text=text, logprobs=[])
+            events += self._part(number + 1, "response.content_part.done", part=_text_part(text))
+            events += self._event(number + 2, "response.output_item.done", output_index=0, item=item)
+            number += 3
+        return [*events, *self._event(number, kind, response=self.ended(finish, text))]
 
-    def never_started(self) -> bytes:
+    def never_started(self) -> list[bytes]:
         """The terminal event of a response that was cancelled while it waited for others of its stream."""
-        return self._event("response.incomplete", response=self._response("cancelled"))
+        return self._event(1, "response.incomplete", response=self.response("cancelled"))
 
-    def _end(self, kind: str, status: str, output: list[dict[str, Any]], finish: Finish, **more: Any) -> bytes:
+    def ended(self, finish: Finish, text: str) -> dict[str, Any]:
+        """The response object at the end."""
+        status, more = outcome(finish)
+        output = [self._item("completed" if status == "completed" else "incomplete", text)] if self.speaking else []
         used = {
             "input_tokens": finish.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -99,22 +123,26 @@ class ResponseEvents:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": finish.prompt_tokens + finish.completion_tokens,
         }
-        return self._event(kind, response=self._response(status, output=output, usage=used, **more))
+        return self.response(status, output=output, usage=used, **more)
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        number = self.sequence
-        self.sequence += 1
+    def running(self, text: str) -> dict[str, Any]:
+        """The response object in the middle."""
+        return self.response("in_progress", output=[self._item("in_progress", text)] if self.speaking else [])
+
+    def _event(self, number: int, kind: str, **fields: Any) -> list[bytes]:
+        if number <= self.after:
+            return []
         head = {"type": kind, "response_id": self.id, "stream_id": self.stream_id, "sequence_number": number}
-        return encode({**head, **fields})
+        return [encode({**head, **fields})]
 
-    def _part(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self.item_id, output_index=0, content_index=0, **fields)
+    def _part(self, number: int, kind: str, **fields: Any) -> list[bytes]:
+        return self._event(number, kind, item_id=self.item_id, output_index=0, content_index=0, **fields)
 
     def _item(self, status: str, text: str | None) -> dict[str, Any]:
         content = [] if text is None else [_text_part(text)]
         return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
-    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+    def response(self, status: str, **more: Any) -> dict[str, Any]:
         """The response object; what Baton does not have is there with the value that says so."""
         request, params = self.request, self.request.params
         return {
@@ -147,6 +175,18 @@ class ResponseEvents:
             "user": request.labels.get("user.id"),
             **more,
         }
+
+
+def outcome(finish: Finish) -> tuple[str, dict[str, Any]]:
+    """The status of a response that has ended, and what its object says of that."""
+    failure = failure_of(finish)
+    if finish.reason == "cancelled":
+        return "cancelled", {}
+    if failure is not None:
+        return "failed", {"error": response_error(failure)}
+    if finish.reason == "stop":
+        return "completed", {}
+    return "incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}
 
 
 def response_error(failure: Failure) -> dict[str, str | None]:

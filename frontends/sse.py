@@ -21,14 +21,16 @@ _HEADERS = {
 
 
 class EventStream:
-    """One streamed response. Invariant: what was sent is in the transport, below its buffer's limit."""
+    """One streamed response. Invariant: of what was sent the kernel has all but ``buffer_bytes_max`` and an event."""
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: web.Request, headers: Mapping[str, str], buffer_bytes_max: int) -> None:
         self.response = web.StreamResponse(headers={**_HEADERS, **headers})
         self._request = request
         self._writer: AbstractStreamWriter | None = None
         self._loop = asyncio.get_running_loop()
         self.written_s = self._loop.time()
+        if request.transport is not None:
+            request.transport.set_write_buffer_limits(buffer_bytes_max)
 
     async def open(self, first: bytes) -> None:
         """Send the headers, and ``first`` with them where there is something to say already."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -28,7 +28,9 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the doors read from, at the time they are asked."""
+    """Where the doors read from, at the time they are asked; ``totals`` are what every frontend counts in, by index."""
 
     status: Callable[[], Status]
     gauges: Callable[[], Gauges]
+    totals: Sequence[memoryview]
+    index: int = 0

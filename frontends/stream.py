@@ -1,25 +1,24 @@
-"""Where the doors meet the core: a door opens a request and gets a ``Stream``; the core's effects come out of it.
+"""One request as its door sees it: what came and was not fetched yet, merged; what was taken; and its end.
 
-``Reception`` numbers the doors' requests, hands their events to the core and the core's effects to their streams. It
-decides nothing. Every ``Open`` is followed by exactly one of ``Answered`` and ``Gone(wants_end=False)``, because a
-stream is a context manager: leaving it unanswered, for whatever reason, is going away.
+Every ``Open`` or ``Attach`` is followed by exactly one of ``Answered`` and ``Gone(wants_end=False)``, as a stream is a
+context manager: leaving it unanswered, for whatever reason, is going away. It decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from baton.engine.effects import Answered, Begin, Deliver, Finish, Gone, Open, Taken
-from baton.engine.limits import Limits
-from baton.frontends import traceparent
-from baton.frontends.errors import Refused, failure_of
+from baton.engine.effects import Answered, Begin, Deliver, Finish, Gone, Named, Taken
+from baton.frontends.errors import INTERNAL, Refused, failure_of
+from baton.frontends.keeping import Memo, read_memo
 from baton.frontends.validate import GenerateRequest
-from baton.ipc.frames import Terms
-from baton.workers.config import Card
+
+if TYPE_CHECKING:
+    from baton.frontends.reception import Reception
 
 
 class Delta:
@@ -52,9 +51,13 @@ class Stream:
     become is bounded by the credit that ``took`` extends.
     """
 
-    def __init__(self, reception: Reception, door: int, request: GenerateRequest, request_id: bytes) -> None:
-        self.request = request
+    def __init__(
+        self, reception: Reception, door: int, request: GenerateRequest | None, request_id: bytes, kept: bool
+    ) -> None:
         self.id = request_id
+        self.memo: Memo | None = None
+        self.start = 0
+        self.text_before = ""
         self.created = int(time.time())
         self.prompt_ids: list[int] = []
         self.final: Finish | None = None
@@ -62,6 +65,9 @@ class Stream:
         self.door = door
         self.hang_up: Callable[[], None] | None = None
         self._reception = reception
+        self._request = request
+        self._kept = kept
+        self._named = not kept
         self._began = False
         self._delta: Delta | None = None
         self._owned = False
@@ -79,6 +85,22 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.gone()
+
+    @property
+    def request(self) -> GenerateRequest:
+        """What was asked for; of one that was attached to, it is known once that is named, and has no prompt."""
+        assert self._request is not None
+        return self._request
+
+    async def named(self) -> None:
+        """Wait until it is known which answer this is: of one that is kept, ``id`` and ``created`` may be those of an
+        earlier request, and its output begins at token ``start``. Raises ``Refused`` where there is none.
+        """
+        while not self._named and self.final is None:
+            await self._wait()
+        if not self._named:
+            assert self.final is not None
+            raise Refused(failure_of(self.final) or INTERNAL)
 
     async def begin(self) -> None:
         """Wait until the request was admitted; raises ``Refused`` where it was not."""
@@ -127,11 +149,14 @@ class Stream:
             self._close()
             self._reception.feed(Answered(self.door))
 
-    def gone(self) -> None:
-        """The client went away; nothing happens where it has its answer."""
+    def gone(self, for_good: bool = False) -> None:
+        """The client went away; nothing happens where it has its answer. ``for_good`` says that it said goodbye, so
+        that nobody waits for it.
+        """
         if not self.closed:
             self._close()
-            self._reception.feed(Gone(self.door, "disconnected", wants_end=False))
+            reason = "cancelled" if for_good and self._kept else "disconnected"
+            self._reception.feed(Gone(self.door, reason, wants_end=False))
 
     def _close(self) -> None:
         self.closed = True
@@ -147,18 +172,29 @@ class Stream:
 
     # -------------------------------------------------------------------------------- for the reception
 
-    def perform(self, effect: Begin | Deliver | Finish) -> None:
+    def perform(self, effect: Named | Begin | Deliver | Finish) -> None:
         """Take in one effect and wake the reader. Never feeds an event: the core is still at work."""
         if isinstance(effect, Deliver):
             self._add(effect)
         elif isinstance(effect, Begin):
             self._began = True
             self.prompt_ids = effect.prompt_ids
+        elif isinstance(effect, Named):
+            self._name(effect)
         else:
             self._end(effect)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _name(self, effect: Named) -> None:
+        self._named = True
+        self.id, self.start, self.text_before = effect.request_id, effect.position, effect.text
+        self._position = self._taken = self._reported = effect.position
+        self.memo = memo = read_memo(effect.memo)
+        self.created = memo.created
+        if self._request is None:
+            self._request = memo.request
 
     def _add(self, effect: Deliver) -> None:
         self._position += len(effect.token_ids)
@@ -185,129 +221,3 @@ class Stream:
             self._delta.tail = finish.tail
         if finish.reason == "slow_consumer" and self.hang_up is not None:
             self.hang_up()
-
-
-class Reception:
-    """All open streams of a frontend, by door number.
-
-    ``feed`` hands an event to the core, synchronously; effects may come back through ``perform`` before it returns.
-    """
-
-    def __init__(
-        self,
-        feed: Callable[[object], None],
-        now_ns: Callable[[], int],
-        card: Card,
-        limits: Limits,
-        trace_sample_ratio: float = 1.0,
-    ) -> None:
-        self.feed = feed
-        self.now_ns = now_ns
-        self.card = card
-        self.limits = limits
-        self.trace_sample_ratio = trace_sample_ratio
-        self.loop = asyncio.get_running_loop()
-        self.report_tokens = max(1, limits.mailbox_tokens_max // 4)
-        self.streams: dict[int, Stream] = {}
-        self._doors = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._reporter: asyncio.TimerHandle | None = None
-
-    def open(
-        self,
-        request: GenerateRequest,
-        parent: bytes | None,
-        received_ns: int,
-        attributes: dict[str, str | int | float | bool],
-        request_id: bytes | None = None,
-        hang_up: Callable[[], None] | None = None,
-    ) -> Stream:
-        """Open a request. ``parent`` is the client's trace context; ``attributes`` tell the trace of the door;
-        ``hang_up`` cuts the connection of a client that does not read even its end.
-        """
-        self._doors += 1
-        stream = Stream(self, self._doors, request, request_id or new_id())
-        stream.hang_up = hang_up
-        self.streams[stream.door] = stream
-        self._idle.clear()
-        if self._reporter is None:
-            self._report_later()
-        trace = traceparent.root(parent, self.trace_sample_ratio)
-        card = self.card
-        terms = Terms(
-            model=request.model,
-            deadline_ns=received_ns + int(self.limits.request_s_max * 1e9),
-            weights_digest=card.weights_digest,
-            tokenizer_digest=card.tokenizer_digest,
-            template_digest=card.template_digest,
-        )
-        self.feed(
-            Open(
-                door=stream.door,
-                request_id=stream.id,
-                trace=trace,
-                span_id=trace[16:24],
-                parent=parent,
-                terms=terms,
-                params=request.params,
-                prompt=request.prompt,
-                received_ns=received_ns,
-                attributes={**_attributes(request), **attributes},
-            )
-        )
-        return stream
-
-    def perform(self, effect: Begin | Deliver | Finish) -> None:
-        """Carry out an effect of the core; those for a door that has closed since are dropped."""
-        stream = self.streams.get(effect.door)
-        if stream is not None:
-            stream.perform(effect)
-
-    def forget(self, stream: Stream) -> None:
-        """The stream is closed and hears nothing any more."""
-        del self.streams[stream.door]
-        if not self.streams:
-            self._idle.set()
-
-    async def idle(self) -> None:
-        """Wait until no stream is open."""
-        await self._idle.wait()
-
-    def _report_later(self) -> None:
-        self._reporter = self.loop.call_later(self.limits.stalled_s_max / 8, self._report)
-
-    def _report(self) -> None:
-        """Small amounts taken are reported late, but well before the core would call the client a slow one."""
-        self._reporter = None
-        for stream in list(self.streams.values()):
-            stream.report()
-        if self.streams:
-            self._report_later()
-
-    def close(self) -> None:
-        """Stop the timer; for the end of the process."""
-        if self._reporter is not None:
-            self._reporter.cancel()
-            self._reporter = None
-
-
-def _attributes(request: GenerateRequest) -> dict[str, str | int | float | bool]:
-    """What the root span says of the request, in the GenAI semantic conventions' names."""
-    params = request.params
-    attributes: dict[str, str | int | float | bool] = {
-        "gen_ai.operation.name": request.operation,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        **request.labels,
-    }
-    if params.top_k:
-        attributes["gen_ai.request.top_k"] = params.top_k
-    if params.max_tokens is not None:
-        attributes["gen_ai.request.max_tokens"] = params.max_tokens
-    return attributes
-
-
-def new_id() -> bytes:
-    """A request id: 16 random bytes. Clients' own ids are labels only."""
-    return secrets.token_bytes(16)

@@ -46,7 +46,7 @@ class GenerateRequest:
     """A valid request, the same whichever door it came through.
 
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
-    client sent and nobody reads.
+    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection.
     """
 
     operation: str
@@ -56,6 +56,7 @@ class GenerateRequest:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    resumable: bool = False
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -114,19 +115,20 @@ class Validator:
         self._check_length(prompt, params, "prompt")
         return self._request(fields, "text_completion", params, prompt)
 
-    def response(self, body: bytes, whole: str | None = None) -> GenerateRequest:
-        """The parameters of a ``response.create``, beside its envelope or (``whole``) in a field of their own;
-        ``input`` may also be token ids.
+    def response(self, body: bytes, whole: str | None = None, socket: bool = False) -> GenerateRequest:
+        """A body of ``/v1/responses``, or the parameters of a socket's ``response.create``, beside its envelope or
+        (``whole``) in a field of their own. ``input`` may also be token ids.
         """
         fields = RESPONSE.read(body, whole)
         self._common(fields, parameters.REFUSED_RESPONSE)
-        if not fields.boolean("stream", True):
+        stream = fields.boolean("stream", socket)
+        if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
         params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), False)
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
-        return self._request(fields, "chat", params, prompt, instructions, stream=True)
+        return self._request(fields, "chat", params, prompt, instructions, stream)
 
     # -------------------------------------------------------------------------------- what all kinds share
 
@@ -143,14 +145,16 @@ class Validator:
     def _params(self, fields: Fields, max_tokens: int | None, logprobs: bool) -> Params:
         seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
         top_k = fields.integer("top_k", -1, None) or 0
+        stop, ignore_eos = self._stop(fields), fields.boolean("ignore_eos")
+        self._min_tokens(fields, max_tokens, ends_early=bool(stop) or not ignore_eos)
         return Params(
             max_tokens=max_tokens,
             temperature=fields.number("temperature", 0.0, 2.0, 1.0),
             top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
             top_k=min(max(top_k, 0), self.card.vocab),
             seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
-            stop=self._stop(fields),
-            ignore_eos=fields.boolean("ignore_eos"),
+            stop=stop,
+            ignore_eos=ignore_eos,
             skip_special_tokens=fields.boolean("skip_special_tokens", True),
             logprobs=logprobs,
         )
@@ -182,6 +186,7 @@ class Validator:
             stream=stream,
             include_usage=include_usage,
             return_token_ids=fields.boolean("return_token_ids"),
+            resumable=fields.boolean("resumable"),
             instructions=instructions,
             metadata=metadata,
             labels=labels,
@@ -205,6 +210,17 @@ class Validator:
     def _max_tokens(self, fields: Fields, name: str) -> int | None:
         most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
         return fields.integer(name, 1, most)
+
+    def _min_tokens(self, fields: Fields, max_tokens: int | None, ends_early: bool) -> None:
+        """A request that ends at ``max_tokens`` alone keeps any smaller minimum; one that may end before is refused."""
+        least = fields.integer("min_tokens", 0, self.card.context_tokens_max)
+        if not least:
+            return
+        if max_tokens is None or least > max_tokens:
+            raise bad_request(f"min_tokens is {least}, more than max_tokens, {max_tokens}", "min_tokens")
+        if ends_early:
+            message = "min_tokens is supported with ignore_eos and without stop only, so far"
+            raise bad_request(message, "min_tokens", "unsupported_parameter")
 
     def _stop(self, fields: Fields) -> tuple[str, ...]:
         if "stop" not in fields:
@@ -326,9 +342,9 @@ def _text_prompt(text: str, name: str) -> Prompt:
 def _include_usage(fields: Fields, stream: bool) -> bool:
     if "stream_options" not in fields:
         return False
-    if not stream:
-        raise bad_request("stream_options is only allowed with stream", "stream_options")
     options = STREAM_OPTIONS.read(fields.raws["stream_options"], "stream_options")
+    if options.raws and not stream:
+        raise bad_request("stream_options is only allowed with stream", "stream_options")
     options.refuse(parameters.REFUSED_STREAM_OPTIONS)
     fields.ignored += options.ignored
     return options.boolean("include_usage")

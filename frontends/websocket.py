@@ -1,8 +1,9 @@
 """The WebSocket door: many responses at once over one socket, as OpenAI's Responses events.
 
-A client sends ``response.create`` and ``response.cancel``. Responses of one ``stream_id`` run one after the other,
-those of different ones side by side. Every cancel is acknowledged: by the terminal event of what it ended, or by an
-``error`` event where there was nothing to end. When the socket closes, all its responses are cancelled.
+A client sends ``response.create``, ``response.cancel`` and ``response.resume``. Responses of one ``stream_id`` run one
+after the other, those of different ones side by side. Every cancel is acknowledged: by the terminal event of what it
+ended, or by an ``error`` event where there was nothing to end. When the socket closes, its responses are cancelled, but
+for the ``resumable`` ones: those wait a while for a ``response.resume`` over another one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from dataclasses import dataclass
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from baton.engine.desk import NOT_FOUND
+from baton.engine.effects import Keep
 from baton.frontends import origin, parameters, traceparent
 from baton.frontends.errors import Refused, bad_request
 from baton.frontends.fields import Fields, Shape
+from baton.frontends.keeping import RESPONSES, checked_key, keep, response_request_id
 from baton.frontends.metrics import Metrics
-from baton.frontends.responses import ResponseEvents, error_event
-from baton.frontends.stream import Reception, Stream, new_id
+from baton.frontends.reception import Reception
+from baton.frontends.responses import ResponseEvents, error_event, tokens_before
+from baton.frontends.stream import Stream
 from baton.frontends.validate import GenerateRequest, Validator
 from baton.ipc.frames import Failure
 from baton.workers.config import Settings
@@ -93,15 +98,27 @@ class _Socket(web.WebSocketResponse):
 
 @dataclass(slots=True)
 class _Job:
-    """One response of a connection. ``stream`` is there once it is its turn."""
+    """One response of a connection: a new one (``request``), or one that is taken up again after event ``after``.
 
-    request: GenerateRequest
+    ``stream`` is there once it is its turn, ``events`` once it is known which response it is: at once, unless kept.
+    """
+
+    request: GenerateRequest | None
     request_id: bytes
     received_ns: int
     parent: bytes | None
-    events: ResponseEvents
+    stream_id: str | None
+    lane: str | bytes | None
+    keep: Keep | None = None
+    after: int = -1
+    events: ResponseEvents | None = None
     stream: Stream | None = None
     cancelled: bool = False
+
+    @property
+    def id(self) -> str:
+        """The response's id, as far as it is known."""
+        return "resp_" + self.request_id.hex()
 
 
 class _Connection:
@@ -113,7 +130,7 @@ class _Connection:
         self.socket = socket
         self.parent = traceparent.of_headers(request.headers.getall("traceparent", []))
         self.jobs: dict[str, _Job] = {}
-        self.lanes: dict[str | None, deque[_Job]] = {}
+        self.lanes: dict[str | bytes | None, deque[_Job]] = {}
         self.finished: OrderedDict[str, None] = OrderedDict()
         self.tasks = asyncio.TaskGroup()
         self.running: set[asyncio.Task[None]] = set()
@@ -146,40 +163,66 @@ class _Connection:
             kind = envelope.text("type", self.door.limits.label_chars_max)
             if kind == "response.create":
                 await self._create(envelope, body, stream_id)
+            elif kind == "response.resume":
+                self._resume(envelope, response_id, stream_id)
             elif kind == "response.cancel":
                 await self._cancel(response_id, stream_id)
             else:
-                raise bad_request("type must be response.create or response.cancel", "type")
+                raise bad_request("type must be response.create, response.resume or response.cancel", "type")
         except Refused as refused:
-            self.door.metrics.refused.labels("websocket", str(refused.failure.status)).inc()
+            self.door.metrics.refused("websocket", refused.failure.status)
             await self._send(error_event(refused.failure, response_id, stream_id))
 
     async def _create(self, envelope: Fields, body: bytes, stream_id: str | None) -> None:
-        received_ns = self.door.reception.now_ns()
-        if "response" in envelope:
-            request = self.door.validator.response(envelope.raws["response"], "response")
-        else:
-            request = self.door.validator.response(body)
+        door, limits = self.door, self.door.limits
+        received_ns = door.reception.now_ns()
+        key = checked_key(envelope.text("idempotency_key", limits.label_chars_max), "idempotency_key")
+        whole = "response" if "response" in envelope else None
+        said = envelope.raws["response"] if whole else body
+        request = door.validator.response(said, whole, socket=True)
         if request.ignored:
-            self.door.metrics.ignored.labels("websocket").inc(len(request.ignored))
+            door.metrics.ignored("websocket", len(request.ignored))
+        header = envelope.text("traceparent", limits.label_chars_max)
+        parent = self.parent if header is None else traceparent.parse(header)
+        request_id, created = door.reception.new_id(key), int(time.time())
+        kept = keep(request, RESPONSES, said, key, created, stream_id)
+        job = _Job(request, request_id, received_ns, parent, stream_id, stream_id, kept)
+        first = self._add(job)
+        if kept is None:
+            job.events = ResponseEvents(request_id, stream_id, request, created)
+            await self._send_all(job.events.begin(queued=not first))
+        if first:
+            self._begin(job)
+
+    def _resume(self, envelope: Fields, response_id: str | None, stream_id: str | None) -> None:
+        """Take up a kept response where another connection lost it; it waits for no other of its stream."""
+        if response_id is None:
+            raise bad_request("response_id is required", "response_id")
+        request_id = response_request_id(response_id)
+        if response_id in self.jobs:
+            open_ = Failure(409, "invalid_request_error", "the response is open here", "response_id", "response_open")
+            raise Refused(open_)
+        after = envelope.integer("starting_after", -1, None)
+        received_ns = self.door.reception.now_ns()
+        job = _Job(None, request_id, received_ns, None, stream_id, request_id, after=-1 if after is None else after)
+        if self._add(job):
+            self._begin(job)
+
+    def _add(self, job: _Job) -> bool:
+        """Take a job in; whether it is the first of its lane. Others are run by the task of the first."""
         most = self.door.limits.streams_per_connection_max
         if len(self.jobs) >= most:
             full = f"{most} responses are open on this connection, which is the limit"
             raise Refused(Failure(429, "rate_limit_error", full, None, "too_many_streams"))
-        header = envelope.text("traceparent", self.door.limits.label_chars_max)
-        parent = self.parent if header is None else traceparent.parse(header)
-        request_id = new_id()
-        events = ResponseEvents(request_id, stream_id, request, int(time.time()))
-        job = _Job(request, request_id, received_ns, parent, events)
-        lane = self.lanes.setdefault(stream_id, deque())
-        first = not lane
+        self.jobs[job.id] = job
+        lane = self.lanes.setdefault(job.lane, deque())
         lane.append(job)
-        self.jobs[events.id] = job
-        await self._send(events.begin(queued=not first))
-        if first:
-            task = self.tasks.create_task(self._run_lane(stream_id, lane))
-            self.running.add(task)
-            task.add_done_callback(self.running.discard)
+        return len(lane) == 1
+
+    def _begin(self, job: _Job) -> None:
+        task = self.tasks.create_task(self._run_lane(job.lane, self.lanes[job.lane]))
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
 
     async def _cancel(self, response_id: str | None, stream_id: str | None) -> None:
         if response_id is None and stream_id is None:
@@ -187,7 +230,7 @@ class _Connection:
         if response_id is not None:
             jobs = [self.jobs[response_id]] if response_id in self.jobs else []
         else:
-            jobs = list(self.lanes.get(stream_id, ()))
+            jobs = [job for job in self.jobs.values() if job.stream_id == stream_id]
         if not jobs:
             if response_id in self.finished:
                 over = Failure(409, "invalid_request_error", "the response is over", "response_id", "response_finished")
@@ -198,55 +241,97 @@ class _Connection:
             job.cancelled = True
             if job.stream is not None:
                 job.stream.cancel()
-            elif job is not self.lanes[job.events.stream_id][0]:
-                self.lanes[job.events.stream_id].remove(job)
+            elif job is not self.lanes[job.lane][0]:
+                self.lanes[job.lane].remove(job)
                 self._forget(job)
-                await self._send(job.events.never_started())
+                await self._never_started(job)
 
-    async def _run_lane(self, stream_id: str | None, lane: deque[_Job]) -> None:
+    async def _never_started(self, job: _Job) -> None:
+        """A response that was cancelled while it waited ends, and begins before that if its client has no id for it."""
+        events = job.events
+        if events is None:
+            assert job.request is not None
+            events = ResponseEvents(job.request_id, job.stream_id, job.request, int(time.time()))
+            await self._send_all(events.begin(queued=True))
+        await self._send_all(events.never_started())
+
+    async def _run_lane(self, name: str | bytes | None, lane: deque[_Job]) -> None:
         """The responses of one stream id, one after the other."""
         with suppress(ConnectionError):  # the reader hears of it too, and ends the connection
             while lane:
-                await self._run(lane[0])
+                try:
+                    await self._run(lane[0])
+                except Refused as refused:
+                    self.door.metrics.refused("websocket", refused.failure.status)
+                    job = lane[0]
+                    await self._send(
+                        error_event(refused.failure, job.id if job.request is None else None, job.stream_id)
+                    )
                 self._forget(lane.popleft())
-            del self.lanes[stream_id]
+            del self.lanes[name]
 
     async def _run(self, job: _Job) -> None:
-        door, events = self.door, job.events
-        attributes: dict[str, str | int | float | bool] = {
-            "baton.door": "websocket",
-            "http.route": ROUTE,
-            "baton.stream_id": events.stream_id or "",
-        }
-        transport = self.request.transport
-        if transport is None:
-            raise ConnectionResetError("the client left")
-        reception = door.reception
-        with reception.open(
-            job.request, job.parent, job.received_ns, attributes, job.request_id, transport.abort
-        ) as stream:
+        """One response, from its opening to its end. Raises ``Refused`` where no response came about."""
+        with self._open(job) as stream:
             job.stream = stream
             if job.cancelled:
                 stream.cancel()
+            try:
+                await stream.named()
+                events = job.events or await self._name(job, stream)
+            except Refused:
+                stream.answered()
+                raise
             with suppress(Refused):  # its terminal event tells why
                 await stream.begin()
-                for event in events.admitted():
-                    await self._send(event)
+                await self._send_all(events.admitted())
                 async for delta in stream:
-                    text = delta.text
-                    if text:
-                        await self._send(events.delta(text))
+                    await self._send_all(events.delta(delta))
                     stream.took(delta.position)
             assert stream.final is not None
-            for event in events.finish(stream.final):
-                await self._send(event)
+            await self._send_all(events.finish(stream.final))
             stream.answered()
+
+    def _open(self, job: _Job) -> Stream:
+        transport = self.request.transport
+        if transport is None:
+            raise ConnectionResetError("the client left")
+        reception = self.door.reception
+        if job.request is None:
+            return reception.attach(job.request_id, tokens_before(job.after), transport.abort)
+        attributes: dict[str, str | int | float | bool] = {
+            "baton.door": "websocket",
+            "http.route": ROUTE,
+            "baton.stream_id": job.stream_id or "",
+        }
+        return reception.open(
+            job.request, job.parent, job.received_ns, attributes, job.request_id, transport.abort, job.keep
+        )
+
+    async def _name(self, job: _Job, stream: Stream) -> ResponseEvents:
+        """A kept response is known by now; it may be that of an earlier request."""
+        memo = stream.memo
+        if memo is None or memo.endpoint != RESPONSES:
+            raise Refused(NOT_FOUND)
+        del self.jobs[job.id]
+        job.request_id = stream.id
+        self.jobs[job.id] = job
+        stream_id = job.stream_id if job.request is not None else memo.stream_id
+        events = job.events = ResponseEvents(
+            stream.id, stream_id, memo.request, memo.created, job.after, stream.start, stream.text_before
+        )
+        await self._send_all(events.begin(queued=False))
+        return events
+
+    async def _send_all(self, events: list[bytes]) -> None:
+        for event in events:
+            await self._send(event)
 
     async def _send(self, event: bytes) -> None:
         await self.socket.send_frame(event, WSMsgType.TEXT)
 
     def _forget(self, job: _Job) -> None:
-        del self.jobs[job.events.id]
-        self.finished[job.events.id] = None
+        self.jobs.pop(job.id, None)
+        self.finished[job.id] = None
         if len(self.finished) > _FINISHED_MAX:
             self.finished.popitem(last=False)

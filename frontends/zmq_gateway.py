@@ -10,30 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import zmq
 from zmq.utils import z85
 
 import baton
+from baton.engine.effects import Keep
 from baton.frontends import traceparent
 from baton.frontends.client import wire
 from baton.frontends.client.keys import ServerKeys
 from baton.frontends.client.port import Port, Sent
 from baton.frontends.errors import Refused, bad_request, failure_of
+from baton.frontends.keeping import checked_key, keep, request_id_of
 from baton.frontends.metrics import Metrics
-from baton.frontends.stream import Delta, Reception, Stream
+from baton.frontends.reception import Reception
+from baton.frontends.stream import Delta, Stream
 from baton.frontends.validate import GenerateRequest, Validator
 from baton.ipc.frames import Failure
 
 log = logging.getLogger("baton.zmq")
 
-SOCKET_NAME = "client.sock"
-
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _ENVELOPE_BYTES_MAX = 1 << 16
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 5000
+
+
+def socket_name(index: int) -> str:
+    """The door of a frontend in the run directory; the SDK takes any that is there."""
+    return f"client-{index}.sock" if index else "client.sock"
 
 
 class Gateway:
@@ -138,6 +145,7 @@ class Gateway:
                 report_tokens=self.reception.report_tokens,
                 ping_s=self.limits.client_ping_s,
                 body_bytes_max=self.limits.body_bytes_max,
+                resume_s=self.limits.resume_s_max,
             ),
         )
         log.debug("client connected", extra={"client": message.client[: self.limits.label_chars_max]})
@@ -181,6 +189,8 @@ class _Client:
         match message:
             case wire.Generate():
                 self._generate(message)
+            case wire.Resume():
+                self._resume(message)
             case wire.Taken():
                 for tag, position in message.positions.items():
                     job = self.jobs.get(tag)
@@ -191,7 +201,7 @@ class _Client:
                 if job is not None:
                     job.stream.cancel()
             case wire.Bye():
-                self.drop()
+                self.drop(for_good=True)
 
     def _generate(self, message: wire.Generate) -> None:
         gateway, tag = self.gateway, message.tag
@@ -199,35 +209,60 @@ class _Client:
         if tag in self.jobs:
             raise wire.WireError(f"tag {tag} is in use")
         try:
-            request = self._parse(message)
+            request, kept = self._parse(message)
         except Refused as refused:
-            gateway.metrics.refused.labels("zmq", str(refused.failure.status)).inc()
-            self._end(wire.Ended(tag, "refused", None, 0, 0, _problem(refused.failure)))
+            self._refuse(tag, refused.failure)
             return
         if request.ignored:
-            gateway.metrics.ignored.labels("zmq").inc(len(request.ignored))
+            gateway.metrics.ignored("zmq", len(request.ignored))
         parent = traceparent.parse(message.traceparent)
-        stream = gateway.reception.open(request, parent, received_ns, {"baton.door": "zmq"})
-        job = _Job(tag, stream)
-        self.jobs[tag] = job
-        job.task = gateway.reception.loop.create_task(self._serve(job))
+        stream = gateway.reception.open(request, parent, received_ns, {"baton.door": "zmq"}, keep=kept)
+        self._serve_soon(_Job(tag, stream))
 
-    def _parse(self, message: wire.Generate) -> GenerateRequest:
+    def _resume(self, message: wire.Resume) -> None:
+        tag = message.tag
+        if tag in self.jobs:
+            raise wire.WireError(f"tag {tag} is in use")
+        try:
+            self._check_room()
+            request_id = request_id_of(message.request_id)
+        except Refused as refused:
+            self._refuse(tag, refused.failure)
+            return
+        stream = self.gateway.reception.attach(request_id, message.position)
+        self._serve_soon(_Job(tag, stream, sent=message.position))
+
+    def _serve_soon(self, job: _Job) -> None:
+        self.jobs[job.tag] = job
+        job.task = self.gateway.reception.loop.create_task(self._serve(job))
+
+    def _refuse(self, tag: int, failure: Failure) -> None:
+        self.gateway.metrics.refused("zmq", failure.status)
+        self._end(wire.Ended(tag, "refused", None, 0, 0, _problem(failure)))
+
+    def _check_room(self) -> None:
         most = self.gateway.limits.streams_per_connection_max
         if len(self.jobs) >= most:
             full = f"{most} requests are open on this connection, which is the limit"
             raise Refused(Failure(429, "rate_limit_error", full, None, "too_many_streams"))
+
+    def _parse(self, message: wire.Generate) -> tuple[GenerateRequest, Keep | None]:
+        self._check_room()
+        key, validator = checked_key(message.idempotency_key, "idempotency_key"), self.gateway.validator
         if message.operation == "chat":
-            return self.gateway.validator.chat(message.body)
-        if message.operation == "text_completion":
-            return self.gateway.validator.completion(message.body)
-        raise bad_request("operation must be chat or text_completion", "operation")
+            request, endpoint = validator.chat(message.body), "chat.completions"
+        elif message.operation == "text_completion":
+            request, endpoint = validator.completion(message.body), "completions"
+        else:
+            raise bad_request("operation must be chat or text_completion", "operation")
+        request = replace(request, resumable=message.resumable)
+        return request, keep(request, endpoint, message.body, key, int(time.time()))
 
     async def _serve(self, job: _Job) -> None:
         stream, tag = job.stream, job.tag
-        request = stream.request
         try:
             await stream.begin()
+            request = stream.request
             prompt_ids = stream.prompt_ids if request.return_token_ids else []
             self.began.append(wire.Began(tag, stream.id.hex(), prompt_ids, request.ignored))
             self._flush_soon()
@@ -292,14 +327,14 @@ class _Client:
         self.gateway.send(self.identity, wire.Goodbye(reason))
         self.drop()
 
-    def drop(self) -> None:
-        """The client is gone: so are its requests."""
+    def drop(self, for_good: bool = False) -> None:
+        """The client is gone: so are its requests, but for the resumable ones if it did not say goodbye."""
         if self.gateway.clients.pop(self.identity, None) is None:
             return
         for job in self.jobs.values():
             if job.task is not None:
                 job.task.cancel()
-            job.stream.gone()
+            job.stream.gone(for_good)
         self.jobs.clear()
         self.began, self.pieces, self.ended = [], {}, []
 

@@ -16,15 +16,16 @@ from pathlib import Path
 from baton.engine.ownership import BoardRow
 from baton.ipc.frames import PLACES_MAX, Role
 
-MAGIC = 0x4E4F544142_01  # "BATON", layout 1
+MAGIC = 0x4E4F544142_02  # "BATON", layout 2
 HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
 ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
+TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
 #: how far a process has come in starting; the number stands on the board
-PHASES = ("starting", "loading", "warming up", "ready")
+PHASES = ("starting", "loading", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -79,6 +80,7 @@ class Board:
 
     def __init__(self, buffer: mmap.mmap | bytearray) -> None:
         self._words = memoryview(buffer).cast("Q")
+        self._views: list[memoryview] = []
         self._map = buffer
         if self._words[0] != MAGIC:
             raise ValueError("not a board of this version")
@@ -88,7 +90,7 @@ class Board:
     @classmethod
     def size(cls, frontends: int, slots_per_frontend: int) -> int:
         """Bytes that a board of this shape takes."""
-        return 8 * (ROWS_AT + frontends * slots_per_frontend * ROW_WORDS)
+        return 8 * (ROWS_AT + frontends * (slots_per_frontend * ROW_WORDS + TOTALS_WORDS))
 
     @classmethod
     def format(cls, buffer: mmap.mmap | bytearray, frontends: int, slots_per_frontend: int) -> Board:
@@ -118,6 +120,13 @@ class Board:
     def slice(self, frontend: int) -> range:
         """The slots that a frontend claims from."""
         return range(frontend * self.slots_per_frontend, (frontend + 1) * self.slots_per_frontend)
+
+    def totals(self, frontend: int) -> memoryview:
+        """What a frontend has counted, as words that it alone writes; they outlive it, so that its heir counts on."""
+        at = ROWS_AT + self.frontends * self.slots_per_frontend * ROW_WORDS + frontend * TOTALS_WORDS
+        view = self._words[at : at + TOTALS_WORDS]
+        self._views.append(view)
+        return view
 
     # -------------------------------------------------------------------------------- rows
 
@@ -263,7 +272,8 @@ class Board:
 
     def close(self) -> None:
         """Unmap."""
-        self._words.release()
+        for view in (*self._views, self._words):
+            view.release()
         if isinstance(self._map, mmap.mmap):
             self._map.close()
 

@@ -270,6 +270,15 @@ class Recall(Frame, frozen=True):
     trace: Trace
 
 
+class Relay(Frame, frozen=True):
+    """Frontend <-> frontend: what a door of the one and the desk of the other say, for incarnation ``receiver``."""
+
+    sender: Address
+    receiver: int
+    number: int  # grows; what is heard a second time was repeated
+    said: bytes
+
+
 # ---------------------------------------------------------------------------------------------- workers
 
 
@@ -364,31 +373,14 @@ class Halt(Frame, frozen=True):
     reason: str
 
 
+# fmt: off
 AnyFrame = (
-    Submit
-    | Handed
-    | Flush
-    | Closed
-    | Returned
-    | Admitted
-    | Lease
-    | StopFound
-    | Text
-    | Credit
-    | Cancel
-    | CancelAck
-    | Recall
-    | WorkerHello
-    | Ready
-    | StartFailed
-    | Life
-    | Ping
-    | Tell
-    | Serving
-    | Drained
-    | Damaged
-    | Halt
+    Submit | Handed | Flush | Closed | Returned | Admitted | Lease
+    | StopFound | Text | Credit | Cancel | CancelAck | Recall | Relay
+    | WorkerHello | Ready | StartFailed | Life | Ping | Tell | Serving
+    | Drained | Damaged | Halt
 )
+# fmt: on
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):

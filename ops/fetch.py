@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from baton.ops.terminal import err
 from baton.workers.model.gguf import ModelFileError
@@ -25,9 +25,15 @@ def fetch(name: str) -> Path:
     """Fetch a known model unless it is here and whole; ``ModelFileError`` says why it cannot be had."""
     console = err()
     if not console.is_terminal:
-        return pull(name, lambda line: console.print(line, highlight=False, soft_wrap=True))
-    # pip does not say how far it is, so the bar only shows that it is at work.
-    columns = (TextColumn(name), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        said = set[str]()
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in said:
+                said.add(what)
+                console.print(f"{name}: {what}", highlight=False, soft_wrap=True)
+
+        return pull(name, tell)
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("looking", total=None)
-        return pull(name, lambda line: bar.update(task, description=line))
+        return pull(name, lambda what, done, total: bar.update(task, description=what, completed=done, total=total))

@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 from baton.engine.effects import Died, Dump, Inquire, Kill, Note, Opened, Over, Spawn, StopAsked
-from baton.engine.health import Child, HealthCore
+from baton.engine.health import HealthCore
 from baton.engine.watch import Place
 from baton.ipc import doorbell
 from baton.ipc.board import Board
@@ -31,23 +31,20 @@ from baton.ipc.zmq_link import ZmqLinks
 from baton.workers.card import make_card
 from baton.workers.config import Card, Launch, Settings
 from baton.workers.dump import STACKS_SIGNAL, STORY_SUFFIX, write_dump
+from baton.workers.greeting import greeting
 from baton.workers.model.gguf import ModelFileError
 
-#: every place of this server, in the order in which they are started (the slowest first)
-PLACES = (
-    (Role.WORKER, 0),
-    (Role.TOKENIZER, 0),
-    (Role.DETOKENIZER, 0),
-    (Role.SCHEDULER, 0),
-    (Role.FRONTEND, 0),
-)
-FRONTENDS = sum(role is Role.FRONTEND for role, _ in PLACES)
-RANKS = sum(role is Role.WORKER for role, _ in PLACES)
 #: who reads which ring; the token ring's readers are the scheduler and the detokenizer
-BELLS = [(role, index, "plans") for role, index in PLACES if role is Role.WORKER] + [
-    (Role.SCHEDULER, 0, "tokens"),
-    (Role.DETOKENIZER, 0, "tokens"),
-]
+BELLS = [(Role.WORKER, 0, "plans"), (Role.SCHEDULER, 0, "tokens"), (Role.DETOKENIZER, 0, "tokens")]
+RANKS = sum(role is Role.WORKER for role, _, _ in BELLS)
+
+
+def places(settings: Settings) -> list[tuple[Role, int]]:
+    """Every place of a server, in the order in which they are started (the slowest first)."""
+    engine = [(Role.WORKER, 0), (Role.TOKENIZER, 0), (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
+    return [*engine, *((Role.FRONTEND, index) for index in range(settings.frontends))]
+
+
 #: signals that somebody sends; a process that dies of one is not to blame, nor is what it was doing
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: a worker's threads must not spin for long: the other processes live on the same cores
@@ -66,7 +63,7 @@ class Supervisor:
         self.card = card
         self.directory = directory
         limits, path = settings.limits, directory.path
-        self.board = Board.create(path / "board", FRONTENDS, limits.requests_per_frontend_max)
+        self.board = Board.create(path / "board", settings.frontends, limits.requests_per_frontend_max)
         Ring.create(path / "plans", limits.plan_ring_bytes, RANKS).close()
         Ring.create(path / "tokens", limits.token_ring_bytes, 2).close()
         self.bells = {f"{role.name.lower()}-{index}/{ring}": doorbell.make() for role, index, ring in BELLS}
@@ -78,7 +75,7 @@ class Supervisor:
         self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stillborn: set[tuple[Role, int]] = set()  # to be killed as soon as they are started
-        self.core = HealthCore(me, self.board, PLACES, self._look, limits)
+        self.core = HealthCore(me, self.board, places(settings), self._look, limits)
         self.links = ZmqLinks(path, me, limits, self.board, self._deliver, self._report)
         self.shell = Shell(
             self.core,
@@ -149,7 +146,7 @@ class Supervisor:
             index=spawn.index,
             incarnation=spawn.incarnation,
             directory=str(self.directory.path),
-            settings=self._settings_for(child),
+            settings=self._settings_for(),
             card=self.card,
             doorbells=self.bells,
             lifeline=self.lifeline,
@@ -177,9 +174,9 @@ class Supervisor:
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         return how, -status not in FROM_OUTSIDE
 
-    def _settings_for(self, child: Child) -> Settings:
-        """The settings; a frontend that comes back takes the port its predecessor was given."""
-        port = urlsplit(child.detail.get("http", "")).port
+    def _settings_for(self) -> Settings:
+        """The settings; the first frontend finds the port, and all that come later take the same."""
+        port = urlsplit(self.core.children[(Role.FRONTEND, 0)].detail.get("http", "")).port
         return self.settings if port is None else msgspec.structs.replace(self.settings, port=port)
 
     def _look(self) -> list[tuple[Place, str]]:
@@ -213,7 +210,8 @@ class Supervisor:
             process.kill()
 
     def _opened(self, effect: Opened) -> None:
-        for line in doors(self):
+        bound = self.core.children[(Role.FRONTEND, 0)].detail
+        for line in greeting(self.card.name, bound["http"], bound["websocket"], bound["zmq"]):
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
@@ -258,26 +256,6 @@ async def _serve(settings: Settings) -> int:
         return 0
     finally:
         await supervisor.close()
-
-
-def doors(supervisor: Supervisor) -> list[str]:
-    """One line a door, each with a command to paste."""
-    detail = supervisor.core.children[(Role.FRONTEND, 0)].detail
-    model = supervisor.card.name
-    http, socket, zmq = detail["http"], detail.get("websocket", "ws://x"), detail.get("zmq", "ipc://x")
-    chat = f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"Tell me a story."}}]}}'
-    create = f'{{"type":"response.create","stream_id":"a","model":"{model}","input":"Tell me a story."}}'
-    python = (
-        "from baton import Client; "
-        f"c = Client('{zmq}'); "
-        "[print(d.text, end='', flush=True) for d in c.stream(messages=[{'role':'user','content':'Tell me a story.'}])]"
-    )
-    return [
-        f"ready: {model} at {http}",
-        f"HTTP       curl -N {http}/v1/chat/completions -H 'Content-Type: application/json' -d '{chat}'",
-        f"WebSocket  echo '{create}' | .venv/bin/python -m websockets {socket}",
-        f'Python     .venv/bin/python -c "{python}"',
-    ]
 
 
 def main(settings: Settings) -> int:

@@ -23,7 +23,8 @@ class AsyncClient:
     """Connects on first use, and again after a connection broke. Belongs to one event loop.
 
     Parameters of a request are those of HTTP's ``/v1/chat/completions`` (with ``messages``) or ``/v1/completions``
-    (with ``prompt``, a string or token ids), by the same names; the model may be left out.
+    (with ``prompt``, a string or token ids), by the same names; the model may be left out. Who repeats a request with
+    its ``idempotency_key`` gets its answer, of which there is one; a ``resumable`` one survives a broken connection.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class AsyncClient:
         prompt: str | list[int] | None = None,
         traceparent: str | None = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
         **parameters: Any,  # JSON values, validated by the server
     ) -> AsyncStream:
         """An answer to iterate over; it starts with ``async with``, or with the first delta asked for."""
@@ -75,7 +78,7 @@ class AsyncClient:
                 return "chat", msgspec.json.encode({**body, "messages": messages})
             return "text_completion", msgspec.json.encode({**body, "prompt": prompt})
 
-        return AsyncStream(self._connect, request, traceparent, timeout_s)
+        return AsyncStream(self._connect, request, traceparent, timeout_s, idempotency_key, resumable)
 
     async def chat(
         self,
@@ -83,10 +86,17 @@ class AsyncClient:
         *,
         traceparent: str | None = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
         **parameters: Any,  # JSON values, validated by the server
     ) -> Completion:
         """The whole answer to a chat."""
-        async with self.stream(messages=messages, traceparent=traceparent, timeout_s=timeout_s, **parameters) as stream:
+        options: dict[str, Any] = {
+            "traceparent": traceparent,
+            "timeout_s": timeout_s,
+            "idempotency_key": idempotency_key,
+        }
+        async with self.stream(messages=messages, resumable=resumable, **options, **parameters) as stream:
             return await stream.result()
 
     async def complete(
@@ -95,10 +105,17 @@ class AsyncClient:
         *,
         traceparent: str | None = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
         **parameters: Any,  # JSON values, validated by the server
     ) -> Completion:
         """The whole continuation of a text or of token ids."""
-        async with self.stream(prompt=prompt, traceparent=traceparent, timeout_s=timeout_s, **parameters) as stream:
+        options: dict[str, Any] = {
+            "traceparent": traceparent,
+            "timeout_s": timeout_s,
+            "idempotency_key": idempotency_key,
+        }
+        async with self.stream(prompt=prompt, resumable=resumable, **options, **parameters) as stream:
             return await stream.result()
 
     async def _connect(self) -> Connection:

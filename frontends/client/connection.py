@@ -1,7 +1,8 @@
 """One connection of the SDK to one server, from hello to goodbye: a DEALER socket and the requests open on it.
 
-It never reconnects: when it breaks, everything open on it fails at once with ``NotConnected``, and the client makes a
-new one for its next request. A server that died is noticed by its socket closing, one that hangs by its silence.
+It never reconnects: when it breaks, everything open on it hears so at once, and the client makes a new one for its next
+request, or to go on with a resumable one. A server that died is noticed by its socket closing, one that hangs by its
+silence.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Receiver(Protocol):
     def began(self, began: wire.Began) -> None: ...
     def piece(self, piece: wire.Piece) -> None: ...
     def ended(self, ended: wire.Ended) -> None: ...
-    def lost(self, error: BatonError) -> None: ...
+    def lost(self, error: BatonError, for_good: bool) -> None: ...
 
 
 class Connection:
@@ -88,18 +89,36 @@ class Connection:
         self._watch_later()
         return self.welcome
 
-    def generate(self, receiver: Receiver, operation: str, body: bytes, traceparent: str | None) -> int:
+    def generate(
+        self,
+        receiver: Receiver,
+        operation: str,
+        body: bytes,
+        traceparent: str | None,
+        idempotency_key: str | None,
+        resumable: bool,
+    ) -> int:
         """Send a request; returns its tag. Raises ``NotConnected``, or ``RequestFailed`` where it is too large."""
         assert self.welcome is not None
-        if self.error is not None:
-            raise self.error
         most = self.welcome.body_bytes_max
         if len(body) > most:
             message = f"the request is larger than {most} bytes"
             raise RequestFailed(wire.Problem(413, "invalid_request_error", message, None, "body_too_large"))
+        tag = self._register(receiver)
+        self._send(wire.Generate(tag, operation, body, traceparent, idempotency_key, resumable))
+        return tag
+
+    def resume(self, receiver: Receiver, request_id: str, position: int) -> int:
+        """Ask for what follows output token ``position`` of an earlier connection's request; returns its new tag."""
+        tag = self._register(receiver)
+        self._send(wire.Resume(tag, request_id, position))
+        return tag
+
+    def _register(self, receiver: Receiver) -> int:
+        if self.error is not None:
+            raise self.error
         self._tags += 1
         self._receivers[self._tags] = receiver
-        self._send(wire.Generate(self._tags, operation, body, traceparent))
         return self._tags
 
     def took(self, tag: int, position: int) -> None:
@@ -120,8 +139,8 @@ class Connection:
             self._reported.pop(tag, None)
             self._send(wire.Cancel(tag))
 
-    def fail(self, error: BatonError) -> None:
-        """The connection is over: everything open on it fails with this error."""
+    def fail(self, error: BatonError, for_good: bool = False) -> None:
+        """The connection is over: everything open on it fails, ``for_good`` also what could go on over another."""
         if self.error is not None:
             return
         self.error = error
@@ -133,15 +152,15 @@ class Connection:
         self._loop.run_in_executor(None, self._context.term)
         if not self._ready.done():
             self._ready.set_result(None)
-        for receiver in self._receivers.values():
-            receiver.lost(error)
-        self._receivers.clear()
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.lost(error, for_good)
 
     def close(self) -> None:
         """Say goodbye; the server cancels what is open."""
         if self.error is None:
             self._send(wire.Bye())
-            self.fail(NotConnected("the client was closed"))
+            self.fail(NotConnected("the client was closed"), for_good=True)
 
     # -------------------------------------------------------------------------------- what comes in
 
@@ -162,7 +181,7 @@ class Connection:
                 if not self._ready.done():
                     self._ready.set_result(None)
             case wire.Goodbye():
-                self.fail(NotConnected(f"{self.address}: {message.reason}"))
+                self.fail(NotConnected(f"{self.address}: {message.reason}"), for_good=True)
 
     def _update(self, message: wire.Update) -> None:
         receivers = self._receivers

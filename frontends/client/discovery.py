@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 
 from baton.frontends.client.errors import NotConnected
 
 ENVIRONMENT = "BATON_ADDRESS"
-SOCKET_NAME = "client.sock"
+SOCKET_NAMES = "client*.sock"
 
 
 def find(address: str | None) -> str:
@@ -18,7 +19,7 @@ def find(address: str | None) -> str:
     from baton.ipc.rundir import default_base, live_instances
 
     for directory in live_instances(default_base()):
-        socket = directory / SOCKET_NAME
-        if socket.exists():
-            return f"ipc://{socket}"
+        sockets = list(directory.glob(SOCKET_NAMES))  # one a frontend, any of which will do
+        if sockets:
+            return f"ipc://{random.choice(sockets)}"
     raise NotConnected(f"no server runs here; start one, or give its address (or set {ENVIRONMENT})")

@@ -9,7 +9,10 @@ from types import TracebackType
 
 from baton.frontends.client import wire
 from baton.frontends.client.connection import Connection
-from baton.frontends.client.errors import BatonError, RequestFailed, RequestTimeout
+from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout
+
+#: between two attempts to come back
+_AGAIN_S = 0.05
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class AsyncStream:
     """An answer in the making: ``async with`` it, iterate over its deltas, read its attributes.
 
     Leaving the block before the end cancels the request on the server. Deltas that come while the application is busy
-    are merged into one.
+    are merged into one. A ``resumable`` one goes on over a new connection where the old one broke.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class AsyncStream:
         request: Callable[[str], tuple[str, bytes]],
         traceparent: str | None,
         timeout_s: float | None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
     ) -> None:
         self.request_id = ""
         self.prompt_token_ids: list[int] = []
@@ -75,6 +80,10 @@ class AsyncStream:
         self._request = request
         self._traceparent = traceparent
         self._timeout_s = timeout_s
+        self._idempotency_key = idempotency_key
+        self._resumable = resumable
+        self._resume_s = 0.0
+        self._broke_s: float | None = None
         self._deadline_s: float | None = None
         self._connection: Connection | None = None
         self._tag = 0
@@ -116,10 +125,13 @@ class AsyncStream:
                 if self._error is not None:
                     raise self._error
                 raise StopAsyncIteration
-            await self._wait()
+            if self._broke_s is not None:
+                await self._come_back(self._broke_s)
+            else:
+                await self._wait()
         delta, self._delta = self._delta, None
-        assert self._connection is not None
-        self._connection.took(self._tag, self._position)
+        if self._connection is not None:
+            self._connection.took(self._tag, self._position)
         self._texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -145,7 +157,7 @@ class AsyncStream:
 
     async def _start(self) -> None:
         """Connect, send, and wait until the request was admitted; raises what ``BatonError`` there is."""
-        if self._connection is None:
+        if self._connection is None and self._broke_s is None:
             if self._over:
                 return
             if self._timeout_s is not None:
@@ -157,12 +169,36 @@ class AsyncStream:
                 raise self._too_late() from None
             assert connection.welcome is not None
             operation, body = self._request(connection.welcome.model)
-            self._tag = connection.generate(self, operation, body, self._traceparent)
+            self._resume_s = connection.welcome.resume_s
+            self._tag = connection.generate(
+                self, operation, body, self._traceparent, self._idempotency_key, self._resumable
+            )
             self._connection = connection
         while not self._began and not self._over:
             await self._wait()
         if self._error is not None and not self._began:
             raise self._error
+
+    async def _come_back(self, broke_s: float) -> None:
+        """Go on over a new connection: one attempt at least, and more for as long as the server waits for them."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                while True:
+                    try:
+                        connection = await self._connect()
+                        self._tag = connection.resume(self, self.request_id, self._position)
+                        break
+                    except NotConnected as error:
+                        self._error = error
+                        if loop.time() > broke_s + self._resume_s:
+                            self._finish()
+                            return
+                        await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            self._over = True
+            raise self._too_late() from None
+        self._connection, self._broke_s, self._error = connection, None, None
 
     async def _wait(self) -> None:
         assert self._waiter is None, "a stream has one reader"
@@ -214,10 +250,14 @@ class AsyncStream:
             self._error = RequestFailed(ended.problem)
         self._finish()
 
-    def lost(self, error: BatonError) -> None:
-        """The connection is over."""
+    def lost(self, error: BatonError, for_good: bool) -> None:
+        """The connection is over; a resumable stream that has begun may go on over another."""
         self._error = error
-        self._finish()
+        if self._resumable and self._began and not for_good:
+            self._connection, self._broke_s = None, asyncio.get_running_loop().time()
+            self._wake()
+        else:
+            self._finish()
 
     def _finish(self) -> None:
         self._over = True

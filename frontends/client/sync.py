@@ -62,11 +62,19 @@ class Client:
         prompt: str | list[int] | None = None,
         traceparent: str | None = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
         **parameters: Any,  # JSON values, validated by the server
     ) -> Stream:
         """An answer to iterate over, in a ``with`` block."""
         stream = self._client.stream(
-            messages=messages, prompt=prompt, traceparent=traceparent, timeout_s=timeout_s, **parameters
+            messages=messages,
+            prompt=prompt,
+            traceparent=traceparent,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+            resumable=resumable,
+            **parameters,
         )
         return Stream(self, stream)
 
@@ -76,10 +84,20 @@ class Client:
         *,
         traceparent: str | None = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
         **parameters: Any,  # JSON values, validated by the server
     ) -> Completion:
         """The whole answer to a chat."""
-        return self._run(self._client.chat(messages, traceparent=traceparent, timeout_s=timeout_s, **parameters))
+        answer = self._client.chat(
+            messages,
+            traceparent=traceparent,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+            resumable=resumable,
+            **parameters,
+        )
+        return self._run(answer)
 
     def complete(
         self,
@@ -87,10 +105,20 @@ class Client:
         *,
         traceparent: str | None = None,
         timeout_s: float | None = None,
+        idempotency_key: str | None = None,
+        resumable: bool = False,
         **parameters: Any,  # JSON values, validated by the server
     ) -> Completion:
         """The whole continuation of a text or of token ids."""
-        return self._run(self._client.complete(prompt, traceparent=traceparent, timeout_s=timeout_s, **parameters))
+        answer = self._client.complete(
+            prompt,
+            traceparent=traceparent,
+            timeout_s=timeout_s,
+            idempotency_key=idempotency_key,
+            resumable=resumable,
+            **parameters,
+        )
+        return self._run(answer)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         if self._closed:

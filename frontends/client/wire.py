@@ -46,6 +46,16 @@ class Generate(Message, frozen=True):
     operation: str
     body: bytes
     traceparent: str | None
+    idempotency_key: str | None = None
+    resumable: bool = False
+
+
+class Resume(Message, frozen=True):
+    """A resumable request of a connection that broke: go on behind output token ``position``."""
+
+    tag: int
+    request_id: str
+    position: int
 
 
 class Cancel(Message, frozen=True):
@@ -61,7 +71,7 @@ class Taken(Message, frozen=True):
 
 
 class Bye(Message, frozen=True):
-    """The client closes; whatever it left open is cancelled."""
+    """The client closes for good; whatever it left open is cancelled."""
 
 
 # ---------------------------------------------------------------------------------------------- server -> client
@@ -75,6 +85,7 @@ class Welcome(Message, frozen=True):
     report_tokens: int
     ping_s: float
     body_bytes_max: int
+    resume_s: float = 0.0
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -126,7 +137,7 @@ class Goodbye(Message, frozen=True):
     reason: str
 
 
-ToServer = Hello | Generate | Cancel | Taken | Bye
+ToServer = Hello | Generate | Resume | Cancel | Taken | Bye
 ToClient = Welcome | Update | Ping | Goodbye
 
 _encoder = msgspec.msgpack.Encoder()

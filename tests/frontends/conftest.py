@@ -16,6 +16,7 @@ import uvloop
 from baton.engine.limits import Limits
 from baton.frontends.doors import Doors
 from baton.frontends.status import Gauges, Sources, Status
+from baton.ipc.board import TOTALS_WORDS
 from baton.workers.config import Settings
 from tests.frontends.double import Engine
 
@@ -23,6 +24,11 @@ from tests.frontends.double import Engine
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The server runs on uvloop; the SDK also on asyncio's own loop."""
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+
+def words() -> memoryview:
+    """What a frontend counts in, in plain memory."""
+    return memoryview(bytearray(8 * TOTALS_WORDS)).cast("Q")
 
 
 @dataclass
@@ -51,7 +57,7 @@ async def opened(directory: Path, limits: Limits | None = None, **settings: Any)
     limits = limits or Limits()
     engine, doors, client = Engine(limits), Doors(), aiohttp.ClientSession()
     engine.observe = doors.observe
-    sources = Sources(lambda: built.status, lambda: Gauges(3, 4, 100, 50, 25))
+    sources = Sources(lambda: built.status, lambda: Gauges(3, 4, 100, 50, 25), [words()])
     built = House(engine, doors, {}, Status(True, "ready"), sources, client)
     before = asyncio.all_tasks()
     try:

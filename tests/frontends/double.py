@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from baton.engine.effects import Account, Begin, Deliver, Effect, Finish, Gone, Send, Span, Wake
-from baton.engine.frontend import FrontendCore
+from baton.engine.desk import DeskCore
+from baton.engine.effects import Account, Begin, Deliver, Effect, Finish, Gone, Named, Seen, Send, Span, Wake
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, Ownership
-from baton.frontends.stream import Reception
+from baton.frontends.reception import Reception
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -146,7 +146,8 @@ class Engine:
     def __init__(self, limits: Limits | None = None, card: Card = CARD, slots: int = 256) -> None:
         self.limits = limits or Limits()
         self.board = MemoryBoard(slots)
-        self.core = FrontendCore(FRONTEND, self.board, range(slots), self.limits)
+        self.desk = DeskCore(FRONTEND, self.board, range(slots), self.limits)
+        self.core = self.desk.front
         self.tokenizer = Ownership(self.board, TOKENIZER)
         self.scheduler = Ownership(self.board, SCHEDULER)
         self.reception = Reception(self.feed, self.now_ns, card, self.limits)
@@ -160,7 +161,7 @@ class Engine:
         self._busy = False
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        for effect in self.core.start(self.now_ns()):
+        for effect in self.desk.start(self.now_ns()):
             self._perform(effect)
 
     def now_ns(self) -> int:
@@ -171,7 +172,7 @@ class Engine:
         self.events.append(event)
         self._busy = True
         try:
-            for effect in self.core.handle(event, self.now_ns()):
+            for effect in self.desk.handle(event, self.now_ns()):
                 self._perform(effect)
         finally:
             self._busy = False
@@ -180,7 +181,7 @@ class Engine:
     def _perform(self, effect: Effect) -> None:
         loop = self.reception.loop
         match effect:
-            case Begin() | Deliver() | Finish():
+            case Named() | Begin() | Deliver() | Finish() | Seen():
                 self.reception.perform(effect)
             case Account():
                 self.accounts.append(effect)
@@ -235,10 +236,10 @@ class Engine:
         self.check()
 
     def check(self) -> None:
-        """Every Open had exactly one Answered or one Gone that wants no end."""
-        from baton.engine.effects import Answered, Open
+        """Every Open and Attach had exactly one Answered or one Gone that wants no end."""
+        from baton.engine.effects import Answered, Attach, Look, Open
 
-        opened = [event.door for event in self.events if isinstance(event, Open)]
+        opened = [event.door for event in self.events if isinstance(event, Open | Attach | Look)]
         closed = [event.door for event in self.events if isinstance(event, Answered)]
         closed += [event.door for event in self.events if isinstance(event, Gone) and not event.wants_end]
         assert sorted(opened) == sorted(closed)

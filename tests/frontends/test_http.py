@@ -17,7 +17,7 @@ from baton.frontends.doors import Doors, StartError, listen
 from baton.frontends.status import Gauges, Sources, Status
 from baton.ipc.frames import Failure
 from baton.workers.config import Settings
-from tests.frontends.conftest import House, opened
+from tests.frontends.conftest import House, opened, words
 from tests.frontends.double import Engine, Job, admit, play
 from tests.frontends.talk import CHAT, PATHS, TEXT, events, raw
 
@@ -333,7 +333,7 @@ async def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
     taken = listen("127.0.0.1", 0, 1 << 17)
     port = taken.getsockname()[1]
     engine = Engine()
-    sources = Sources(lambda: Status(True, "ready"), Gauges)
+    sources = Sources(lambda: Status(True, "ready"), Gauges, [words()])
     with pytest.raises(StartError, match=f"127.0.0.1:{port}: the port is taken"):
         await Doors().start(engine.reception, Settings(port=port), sources, tmp_path)
     with pytest.raises(StartError, match="cannot listen on"):

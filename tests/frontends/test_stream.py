@@ -12,7 +12,8 @@ from baton.engine.effects import Answered, Begin, Deliver, Finish, Gone, Open, T
 from baton.engine.limits import Limits
 from baton.frontends import traceparent
 from baton.frontends.errors import Refused
-from baton.frontends.stream import Reception, Stream
+from baton.frontends.reception import Reception
+from baton.frontends.stream import Stream
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Failure, Params, Prompt
 from tests.frontends.double import CARD

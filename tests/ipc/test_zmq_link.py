@@ -1,83 +1,206 @@
-"""Links over real sockets: order, and noise from a stranger who found the socket."""
+"""Links over real sockets: order, back-pressure without loss, bad peers, and places whose process changes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
-from baton.ipc.frames import AnyFrame, Credit, Role
+from baton.engine.limits import Limits
+from baton.ipc.board import Board
+from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, CancelAck, Envelope, Role
+from baton.ipc.link import LinkGap
 from baton.ipc.zmq_link import ZmqLinks
-from tests.ipc.places import LIMITS, address, make_board
+
+LIMITS = Limits(inbox_frames_max=8, inbox_batch_frames_max=4, frame_bytes_max=4096)
+WAIT_S = 20
 
 
-class Party:
-    """One process's links, with what came in."""
+def address(role: Role, incarnation: int = 1) -> Address:
+    return Address(role, "m", 0, 0, incarnation)
 
-    def __init__(self, folder: Path, role: Role) -> None:
-        self.heard: list[AnyFrame] = []
-        self.reported: list[str] = []
-        self._came = asyncio.Event()
-        self.links = ZmqLinks(folder, address(role), LIMITS, make_board(), self._deliver, self._report)
+
+class End:
+    """One process's links, what they delivered and what they reported."""
+
+    def __init__(self, directory: Path, role: Role, incarnation: int = 1, limits: Limits = LIMITS) -> None:
+        self.frames: list[AnyFrame] = []
+        self.reports: list[str] = []
+        self._news = asyncio.Event()
+        board = Board.format(bytearray(Board.size(1, 8)), 1, 8)
+        self.links = ZmqLinks(directory, address(role, incarnation), limits, board, self._deliver, self._report)
 
     def _deliver(self, frame: AnyFrame) -> None:
-        self.heard.append(frame)
-        self._came.set()
+        self.frames.append(frame)
+        self._news.set()
 
     def _report(self, event: str, detail: str) -> None:
-        self.reported.append(event)
-        self._came.set()
+        self.reports.append(event)
+        self._news.set()
 
-    async def until(self, frames: int, reports: int = 0) -> None:
-        async with asyncio.timeout(10):
-            while len(self.heard) < frames or len(self.reported) < reports:
-                await self._came.wait()
-                self._came.clear()
+    async def until(self, good: Any) -> None:
+        """Wait until ``good()``, looking whenever something was delivered or reported."""
+        async with asyncio.timeout(WAIT_S):
+            while not good():
+                self._news.clear()
+                await self._news.wait()
+
+
+class Stranger:
+    """A raw socket that says whatever it likes to the frontend."""
+
+    def __init__(self, directory: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.context.socket(zmq.PUSH)
+        self.socket.connect(f"ipc://{directory}/frontend-0.sock")
+
+    def say(self, data: bytes) -> None:
+        self.socket.send(data)
+
+    def frame(self, number: int, slot: int = 0, incarnation: int = 1, version: int = PROTOCOL_VERSION) -> None:
+        sender = address(Role.TOKENIZER, incarnation)
+        self.say(msgspec.msgpack.encode(Envelope(version, sender, number, CancelAck(slot, 0))))
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.context.term()
 
 
 @pytest.fixture
-async def parties(tmp_path: Path) -> AsyncIterator[tuple[Party, Party, Path]]:
-    frontend, scheduler = Party(tmp_path, Role.FRONTEND), Party(tmp_path, Role.SCHEDULER)
-    yield frontend, scheduler, tmp_path
-    frontend.links.close()
-    scheduler.links.close()
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("l")
 
 
-async def test_frames_arrive_in_order_however_many_do_not_fit(parties: tuple[Party, Party, Path]) -> None:
-    frontend, scheduler, _ = parties
-    sent = [Credit(0, 1, 1, position) for position in range(1000)]
-    for frame in sent:
-        frontend.links.send(Role.SCHEDULER, 0, frame)
-    await scheduler.until(len(sent))
-    assert scheduler.heard == sent
+@pytest.fixture
+async def frontend(directory: Path) -> AsyncIterator[End]:
+    end = End(directory, Role.FRONTEND)
+    yield end
+    end.links.close()
 
 
-async def test_what_is_sent_before_anyone_listens_waits(tmp_path: Path) -> None:
-    frontend = Party(tmp_path, Role.FRONTEND)
-    for position in range(100):
-        frontend.links.send(Role.SCHEDULER, 0, Credit(0, 1, 1, position))
-    scheduler = Party(tmp_path, Role.SCHEDULER)
-    await scheduler.until(100)
-    frontend.links.close()
-    scheduler.links.close()
+@pytest.fixture
+async def tokenizer(directory: Path) -> AsyncIterator[End]:
+    end = End(directory, Role.TOKENIZER)
+    yield end
+    end.links.close()
 
 
-async def test_a_strangers_noise_is_dropped_and_the_link_goes_on(parties: tuple[Party, Party, Path]) -> None:
-    frontend, scheduler, folder = parties
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = context.socket(zmq.PUSH)
-    stranger.connect(f"ipc://{folder}/scheduler-0.sock")
-    frontend.links.send(Role.SCHEDULER, 0, Credit(0, 1, 1, 1))
-    for data in (b"", b"\xc1", b"x" * LIMITS.frame_bytes_max):
-        stranger.send(data)
-    await scheduler.until(1, reports=3)
-    stranger.send(b"y" * (LIMITS.frame_bytes_max + 1))  # more than the socket takes: it hangs up on the stranger
-    frontend.links.send(Role.SCHEDULER, 0, Credit(0, 1, 1, 2))
-    await scheduler.until(2)
-    assert scheduler.reported == ["malformed_frame"] * 3
-    assert scheduler.links.counts["malformed_frames"] == 3
-    stranger.close(linger=0)
-    context.term()
+@pytest.fixture
+async def stranger(directory: Path) -> AsyncIterator[Stranger]:
+    made = Stranger(directory)
+    yield made
+    made.close()
+
+
+def slots(end: End) -> list[int]:
+    return [frame.slot for frame in end.frames if isinstance(frame, CancelAck)]
+
+
+def burst(end: End, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        end.links.send(Role.FRONTEND, 0, CancelAck(number, 0))
+
+
+async def test_a_burst_far_beyond_every_queue_arrives_whole_and_in_order(frontend: End, tokenizer: End) -> None:
+    burst(tokenizer, 0, 5000)
+    peer = tokenizer.links._peers[(Role.FRONTEND, 0)]
+    assert peer.waiting, "nothing was ever held back"
+    await frontend.until(lambda: len(frontend.frames) == 5000)
+    assert slots(frontend) == list(range(5000))
+    assert not peer.waiting
+
+
+async def test_others_of_the_loop_have_their_turn_during_a_burst(frontend: End, tokenizer: End) -> None:
+    burst(tokenizer, 0, 1000)
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(frontend.frames) < 1000:
+            asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    await frontend.until(lambda: len(frontend.frames) == 1000)
+    assert turns >= 1000 // LIMITS.inbox_batch_frames_max
+
+
+async def test_frames_wait_for_a_place_that_is_not_filled_yet(directory: Path, tokenizer: End) -> None:
+    burst(tokenizer, 0, 300)
+    late = End(directory, Role.FRONTEND)
+    await late.until(lambda: len(late.frames) == 300)
+    assert slots(late) == list(range(300))
+    late.links.close()
+
+
+async def test_a_receiver_that_never_comes_is_a_bounded_wait(directory: Path) -> None:
+    end = End(directory, Role.TOKENIZER, limits=msgspec.structs.replace(LIMITS, outbox_frames_max=50))
+    with pytest.raises(AssertionError, match="takes no frames"):
+        burst(end, 0, 200)
+    end.links.close()
+
+
+async def test_a_successor_hears_what_is_sent_after_it_came(directory: Path, tokenizer: End) -> None:
+    first = End(directory, Role.FRONTEND)
+    burst(tokenizer, 0, 10)
+    await first.until(lambda: len(first.frames) == 10)
+    first.links.close()
+    second = End(directory, Role.FRONTEND, 2)
+    burst(tokenizer, 10, 10)
+    await second.until(lambda: 19 in slots(second))
+    assert slots(second) == sorted(slots(second))
+    second.links.close()
+
+
+async def test_a_sender_of_a_new_incarnation_counts_from_one(directory: Path, frontend: End) -> None:
+    for incarnation in (1, 2):
+        sender = End(directory, Role.TOKENIZER, incarnation)
+        burst(sender, 10 * incarnation, 3)
+        await frontend.until(lambda count=3 * incarnation: len(frontend.frames) == count)
+        sender.links.close()
+    await frontend.until(lambda: len(frontend.frames) == 6)
+    assert slots(frontend) == [10, 11, 12, 20, 21, 22]
+
+
+async def test_malformed_and_foreign_frames_are_dropped_counted_and_reported(frontend: End, stranger: Stranger) -> None:
+    for junk in (b"", b"junk", b"\x91" * 3000, msgspec.msgpack.encode([1, 2])):
+        stranger.say(junk)
+    stranger.frame(1, version=PROTOCOL_VERSION + 1)
+    stranger.frame(1, slot=7)
+    await frontend.until(lambda: frontend.frames)
+    assert slots(frontend) == [7]
+    assert frontend.reports == ["malformed_frame"] * 4 + ["foreign_frame"]
+    assert frontend.links.counts == {"malformed_frames": 4, "foreign_frames": 1}
+
+
+async def test_a_frame_beyond_the_limit_costs_its_sender_the_connection_and_nobody_else(
+    directory: Path, frontend: End, tokenizer: End, stranger: Stranger
+) -> None:
+    stranger.say(bytes(LIMITS.frame_bytes_max + 1))
+    burst(tokenizer, 0, 20)
+    await frontend.until(lambda: len(frontend.frames) == 20)
+    assert slots(frontend) == list(range(20))
+
+
+async def test_late_frames_of_a_dead_sender_are_counted_and_delivered(frontend: End, stranger: Stranger) -> None:
+    """Whether they still mean something is for the row to say."""
+    stranger.frame(1, incarnation=2, slot=1)
+    stranger.frame(9, incarnation=1, slot=2)
+    stranger.frame(2, incarnation=2, slot=3)
+    await frontend.until(lambda: len(frontend.frames) == 3)
+    assert slots(frontend) == [1, 2, 3]
+    assert frontend.links.counts == {"frames_of_the_dead": 1}
+
+
+async def test_a_gap_between_two_living_processes_is_an_error(frontend: End, stranger: Stranger) -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.set_result(context["exception"]))
+    stranger.frame(1)
+    stranger.frame(3)
+    assert isinstance(await asyncio.wait_for(failed, WAIT_S), LinkGap)
+    assert len(frontend.frames) == 1

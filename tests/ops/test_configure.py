@@ -53,7 +53,14 @@ def test_the_file_may_be_named_by_the_environment_and_the_flag_wins(tmp_path: Pa
 
 @pytest.mark.parametrize("name", list(known_settings()))
 def test_every_setting_can_be_set_from_the_environment(name: str) -> None:
-    texts = {"dtype": "float32", "weights": "float32", "worker": "scripted", "log_level": "debug", "kv_memory": "1GiB"}
+    texts = {
+        "dtype": "float32",
+        "device": "cuda",
+        "weights": "float32",
+        "worker": "scripted",
+        "log_level": "debug",
+        "kv_memory": "1GiB",
+    }
     text = texts.get(name, "1")
     variable = "BATON_" + name.replace(".", "__").upper()
     configured = configure({}, {variable: text})

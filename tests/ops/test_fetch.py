@@ -18,9 +18,9 @@ def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """An empty cache, and a download that only remembers what it was asked for."""
     asked: list[str] = []
 
-    def pull(model: str, progress: Callable[[str], None]) -> Path:
+    def pull(model: str, progress: Callable[[str, int, int], None]) -> Path:
         asked.append(model)
-        progress("downloading [50%]")
+        progress("downloading", 50, 100)
         return tmp_path / model
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

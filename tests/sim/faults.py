@@ -36,15 +36,19 @@ class Fault:
     after_frames: int
 
 
-def make_faults(rng: random.Random, places: list[Place]) -> list[Fault]:
-    """The troubles of a world; some have none, and troubles come together."""
+def make_faults(rng: random.Random, places: list[Place], shape: Shape) -> list[Fault]:
+    """The troubles of a world; some have none, and troubles come together.
+
+    Where a request is poisoned no worker dies of anything else that nobody did to it: others would look guilty.
+    """
     faults: list[Fault] = []
     for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 9))):
         at_ns = rng.randrange(SPAN_NS)
         faults.append(_fault(rng, at_ns, rng.choice(places)))
         if rng.random() < 0.3:
             faults.append(_fault(rng, at_ns + rng.randrange(20 * MS), rng.choice(places)))
-    return faults
+    innocent = [fault for fault in faults if fault.name not in ("hang", "damage")]
+    return innocent if shape.poison else faults
 
 
 def _fault(rng: random.Random, at_ns: int, place: Place) -> Fault:
@@ -77,7 +81,6 @@ def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
         restart_backoff_s=0.002,
         restart_window_s=0.2,
         restarts_max=rng.choice((1, 1000, 1000, 1000)),
-        lone_deaths_max=1000,
         drain_s_max=rng.choice((0.02, 3.0)),
         stop_s_max=0.5,
         start_s_max=5.0,

@@ -31,7 +31,7 @@ from baton.workers.memory import Bell, MemoryMachine
 from tests.sim.chance import chance
 from tests.sim.faults import SPAN_NS, Fault, limits_of, make_faults, places_of
 from tests.sim.forger import forged
-from tests.sim.members import Member
+from tests.sim.members import Member, Poisonable
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
 from tests.sim.script import MS, VOCAB, make_shape, make_wishes
@@ -53,7 +53,7 @@ class Host:
         self.rare: set[str] = set()
         shape = make_shape(rng)
         self.places = places_of(shape)
-        self.faults = make_faults(rng, self.places)
+        self.faults = make_faults(rng, self.places, shape)
         self.shape = shape = replace(shape, limits=limits_of(rng, shape, self.faults), repeats=False)
         self.record = record
         self.lines: list[str] = []
@@ -70,6 +70,7 @@ class Host:
             scripted_step_ms=rng.choice((0.0, 0.3, 1.0, 8.0, 30.0)),
             max_step_tokens=shape.limits.step_tokens_max,
             limits=shape.limits,
+            frontends=shape.frontends,
         )
         self.card: Card = card(shape.context_tokens)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -211,7 +212,8 @@ class Host:
         """The script in place of a model."""
         shape = self.shape
         runner = ScriptedRunner(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, faulty=shape.faulty)
-        return runner, KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32"), "w"
+        layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
+        return Poisonable(runner) if shape.poison else runner, layout, "w"
 
     def _make_supervisor(self) -> Shell:
         limits, me = self.shape.limits, Address(Role.SUPERVISOR, "m", 0, 0, 1)
@@ -219,7 +221,7 @@ class Host:
         def deliver(frame: AnyFrame) -> None:
             shell.feed(frame)
 
-        self.health = core = HealthCore(me, self.board, self.places, self._look, limits)
+        self.health = core = HealthCore(me, self.board, self.places, self._observe, limits)
         links = self.network.connect(me, limits, self.board, deliver, self._reported)
         shell = Shell(
             core,
@@ -247,7 +249,7 @@ class Host:
         self.said[f"supervisor {event}"] += 1
         self.judge(self.oracles.check, self.forgeries > 0, f"the supervisor: {event} {detail}")
 
-    def _look(self) -> list[tuple[Seen, str]]:
+    def _observe(self) -> list[tuple[Seen, str]]:
         """Every place whose process runs, and how the kernel would call its state."""
         return [
             (place, "T" if self._members[(place.role, place.index)].stopped else "S")
@@ -257,9 +259,9 @@ class Host:
 
     def _spawn(self, effect: Spawn) -> None:
         self._unborn.add((effect.role, effect.index))
-        self.later(self.jitter(self.rng.choice((1, 60))), self._begin, effect)
+        self.later(self.jitter(self.rng.choice((1, 60))), self._bring_up, effect)
 
-    def _begin(self, effect: Spawn) -> None:
+    def _bring_up(self, effect: Spawn) -> None:
         place = (effect.role, effect.index)
         if place not in self._unborn:
             self._reap(Address(effect.role, "m", 0, effect.index, effect.incarnation), "signal SIGKILL")
@@ -288,12 +290,17 @@ class Host:
         self.judge(self.oracles.check, self.ending, f"{member.me} ended by itself with {status}")
         self.later(0, self._exit, member, f"status {status}")
 
-    def _exit(self, member: Member, how: str) -> None:
+    def crashed(self, member: Member) -> None:
+        """A process ended itself over something that it could not go on from."""
+        self.deaths += 1
+        self.later(0, self._exit, member, "status 1", True)
+
+    def _exit(self, member: Member, how: str, fault: bool = False) -> None:
         if self._members.get(member.place) is member:
             del self._members[member.place]
             member.compartment.kill()
             self.network.kill(member.me)
-            self._reap(member.me, how)
+            self._reap(member.me, how, fault)
 
     def kill(self, place: Place) -> None:
         """SIGKILL: at once, with what its links lose; the supervisor will notice."""
@@ -318,8 +325,8 @@ class Host:
         self.judge(self.oracles.check, hangs, f"{place} is killed though it works")
         self.later(self.jitter(1), self.kill, (effect.role, effect.index))
 
-    def _reap(self, me: Address, how: str) -> None:
-        died = Died(me.role, me.index, me.incarnation, how, fault=False)
+    def _reap(self, me: Address, how: str, fault: bool = False) -> None:
+        died = Died(me.role, me.index, me.incarnation, how, fault)
         self.later(self.jitter(self.rng.choice((1, 30))), self.supervisor.feed, died)
 
     # -------------------------------------------------------------------------------- what happens

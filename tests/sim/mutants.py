@@ -11,10 +11,14 @@ import pytest
 import baton.engine.detokenizer as detokenizer
 import baton.engine.frontend as frontend
 import baton.engine.scheduler as scheduler
+from baton.engine.answers import Answer, Answers
 from baton.engine.batcher import Batcher
-from baton.engine.effects import TokenRecord
+from baton.engine.desk import DeskCore
+from baton.engine.effects import Gone, TokenRecord
 from baton.engine.ownership import Ownership
+from baton.engine.sequence import End
 from baton.engine.worker import WorkerCore
+from baton.ipc.frames import Life
 
 Patch = pytest.MonkeyPatch
 FrontendCore, SchedulerCore = frontend.FrontendCore, scheduler.SchedulerCore
@@ -83,11 +87,11 @@ def resubmitted_without_delivered_ids(patch: Patch) -> None:
 def rolled_back_without_draining(patch: Patch) -> None:
     """The scheduler forgets what a dead worker had committed."""
 
-    def roll_back(self: Any, now_ns: int, out: list[Any]) -> None:
+    roll = SchedulerCore._roll_back
+
+    def roll_back(self: Any, *arguments: Any) -> None:
         self.ring.read()
-        self.flight = None
-        self.ranks.clear()
-        self.batcher.roll_back(now_ns, out)
+        roll(self, *arguments)
 
     patch.setattr(SchedulerCore, "_roll_back", roll_back)
 
@@ -155,19 +159,150 @@ def preempted_blocks_are_kept(patch: Patch) -> None:
     patch.setattr(Batcher, "_preempt", keep)
 
 
+def who_comes_back_begins_anew(patch: Patch) -> None:
+    """A client that comes back gets the whole answer again, whatever it has."""
+    attach = DeskCore._attach
+
+    def forgetful(self: Any, visitor: Any, answer: Any, after: int, now_ns: int, out: list[Any]) -> None:
+        attach(self, visitor, answer, 0, now_ns, out)
+
+    patch.setattr(DeskCore, "_attach", forgetful)
+
+
+def one_cancels_for_all(patch: Patch) -> None:
+    """A cancel by one client of an answer ends it for the others."""
+
+    def listener(self: Any, answer: Any, visitor: Any, event: Any, now_ns: int, out: list[Any]) -> None:
+        if isinstance(event, Gone):
+            self._front(Gone(answer.door, event.reason, True), now_ns, out)
+        heard(self, answer, visitor, event, now_ns, out)
+
+    heard = DeskCore._listener
+    patch.setattr(DeskCore, "_listener", listener)
+
+
+def every_repeat_runs(patch: Patch) -> None:
+    """A repeated key begins a request of its own, under the name of the first."""
+    add = Answers.add
+
+    def twice(self: Any, answer: Any) -> None:
+        add(self, answer)
+        self.by_key.clear()
+
+    patch.setattr(Answers, "add", twice)
+
+
+def nobody_is_waited_for_in_vain(patch: Patch) -> None:
+    """Whoever does not come back is waited for, for ever."""
+    patch.setattr(Answers, "overdue", lambda self, answer, now_ns: False)
+
+
+def the_dead_go_on_listening(patch: Patch) -> None:
+    """A frontend that died is still spoken to, and its answers go on."""
+    patch.setattr(DeskCore, "_look_round", lambda self, now_ns, out: None)
+
+
+def relays_are_heard_twice(patch: Patch) -> None:
+    """What another frontend says is believed however often it comes."""
+    relayed = DeskCore._relayed
+
+    def gullible(self: Any, frame: Any, now_ns: int, out: list[Any]) -> None:
+        self._last.clear()
+        relayed(self, frame, now_ns, out)
+
+    patch.setattr(DeskCore, "_relayed", gullible)
+
+
+def credit_without_a_reader(patch: Patch) -> None:
+    """What is made while nobody listens counts as taken, so the request runs on for nobody."""
+    add = Answer.add
+
+    def taken(self: Any, effect: Any, now_ns: int) -> None:
+        add(self, effect, now_ns)
+        self.taken = max(self.taken, len(self.token_ids))
+
+    patch.setattr(Answer, "add", taken)
+
+
+# ------------------------------------------------------------------------ defects that were here once
+
+
+def text_begins_without_the_prompt(patch: Patch) -> None:
+    """Text overtakes Admitted, and the door begins with no prompt ids."""
+    text = FrontendCore._text
+
+    def eager(self: Any, piece: Any, now_ns: int, out: list[Any]) -> None:
+        stream = self._stream(piece.slot, piece.generation)
+        if stream is not None and stream.finish is None and not stream.orphan and piece.run > stream.submitted:
+            self._begin(stream, stream.prompt_ids or [], now_ns, out)
+        text(self, piece, now_ns, out)
+
+    patch.setattr(FrontendCore, "_text", eager)
+
+
+def length_before_the_end_id(patch: Patch) -> None:
+    """A resubmission that is at its end id and at max_tokens ends by length."""
+    set_end = SchedulerCore._set_end
+
+    def confuse(self: Any, seq: Any, end: Any, now_ns: int, out: list[Any]) -> None:
+        if end.reason == "stop" and end.stop_reason is None and end.length >= seq.max_tokens:
+            end = End("length", end.length)
+        set_end(self, seq, end, now_ns, out)
+
+    patch.setattr(SchedulerCore, "_set_end", confuse)
+
+
+def death_notices_unread(patch: Patch) -> None:
+    """A worker dies between its commit and the bell, and the detokenizer never looks at the ring."""
+    handle = DetokenizerCore.handle
+    patch.setattr(
+        DetokenizerCore,
+        "handle",
+        lambda self, event, now_ns: [] if isinstance(event, Life) else handle(self, event, now_ns),
+    )
+
+
+def paused_keep_everything(patch: Patch) -> None:
+    """Slow clients hold blocks and seats, and nothing runs."""
+    patch.setattr(Batcher, "_paused", lambda self: [])
+
+
+def a_crash_widens_the_window(patch: Patch) -> None:
+    """A new life is granted a whole window on top of what the client has not read."""
+    handed = SchedulerCore._handed
+
+    def generous(self: Any, event: Any, now_ns: int, out: list[Any]) -> None:
+        credit = len(event.delivered) + self.limits.mailbox_tokens_max
+        handed(self, msgspec.structs.replace(event, credit=credit), now_ns, out)
+
+    patch.setattr(SchedulerCore, "_handed", generous)
+
+
 #: every mutant, with the seeds within which it must be caught
 MUTANTS: list[tuple[Callable[[Patch], None], range]] = [
     (cancel_frees_at_once, range(60)),
-    (a_stale_hand_over_is_accepted, range(200)),
+    (a_stale_hand_over_is_accepted, range(240)),
     (a_slow_owner_is_taken_for_dead, range(60)),
     (delivered_past_the_end, range(60)),
-    (the_generation_is_forgotten, range(200)),
+    (the_generation_is_forgotten, range(240)),
     (resubmitted_without_delivered_ids, range(60)),
-    (rolled_back_without_draining, range(200)),
-    (leased_without_draining, range(200)),
-    (no_recall, range(200)),
-    (cancel_word_unread_when_taking, range(200)),
-    (old_text_is_delivered, range(540, 600)),
-    (plans_for_any_worker, range(200)),
+    (rolled_back_without_draining, range(240)),
+    (leased_without_draining, range(240)),
+    (no_recall, range(240)),
+    (cancel_word_unread_when_taking, range(240)),
+    (old_text_is_delivered, range(240)),
+    (plans_for_any_worker, range(240)),
     (preempted_blocks_are_kept, range(60)),
+    (who_comes_back_begins_anew, range(60)),
+    (one_cancels_for_all, range(200)),
+    (every_repeat_runs, range(60)),
+    (nobody_is_waited_for_in_vain, range(60)),
+    (the_dead_go_on_listening, range(200)),
+    (relays_are_heard_twice, range(200)),
+    (credit_without_a_reader, range(60)),
+    (text_begins_without_the_prompt, range(60)),
+    (length_before_the_end_id, range(240)),
+    (death_notices_unread, range(240)),
+    (paused_keep_everything, range(60)),
+    (a_crash_widens_the_window, range(60)),
 ]

@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from baton.engine.batch import StepRow
+from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
-from baton.engine.effects import Account, Deliver, Finish, Plan, Span, StepDone
-from baton.engine.frontend import FrontendCore
+from baton.engine.effects import Account, Deliver, Finish, Named, Plan, Span, StepDone
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
 from baton.engine.tokenizer import TokenizerCore
@@ -88,9 +88,26 @@ class Oracles:
         for record in done.records:
             if board.row(record.slot).generation == record.generation:
                 request_id, _ = board.identity(record.slot)
-                client = self.world.clients[int.from_bytes(request_id, "big")]
+                client = self.world.clients[int.from_bytes(request_id[1:], "big")]
                 known = len(client.ids)
                 self.check(record.position >= known, f"{client} has {known} tokens, {record} comes again")
+
+    def named(self, client: Client, named: Named) -> None:
+        """A kept request is told which answer it gets, and goes on exactly where its client is."""
+        self.check(client.wish.kept, f"{client} is named and was not to be kept")
+        before = client.named
+        self.check(before is None or before.request_id == named.request_id, f"{client} gets the answer of another")
+        owner = self.world.clients[int.from_bytes(named.request_id[1:], "big")]
+        self.check(owner is client or owner.wish.key == client.wish.key, f"{client} gets the answer of {owner}")
+        for other in self.world.clients if client.wish.key else ():
+            same = other.wish.key == client.wish.key and other.named is not None and not other.cancelled
+            if same and other.state == "open" and other.home == client.home and self.world.deaths == 0:
+                once = (
+                    other.named is None or other.named.request_id == named.request_id or client.answer.reason == "error"
+                )
+                self.check(once, f"{client} and {other} have one key and two requests")
+        self.check(named.position == len(client.ids), f"{client} has {len(client.ids)} tokens, {named} comes")
+        self.check(named.text == "".join(client.texts), f"{client} has {client.texts}, {named} comes")
 
     def delivered(self, client: Client, effect: Deliver) -> None:
         """What was delivered so far is the beginning of the true answer."""
@@ -111,8 +128,11 @@ class Oracles:
         answer, reason = client.answer, finish.reason
         text = "".join(client.texts) + finish.tail
         told = f"{client} ended with {finish}, the truth is {answer}"
+        if client.wish.kept and self._lost(client, finish):
+            return
         self.check(finish.completion_tokens == len(client.ids), f"{told}: {len(client.ids)} tokens came")
-        if reason == "refused" and not client.room:
+        full = answer.reason != "refused" if client.wish.kept else not client.room
+        if reason == "refused" and full:
             self.check(finish.failure is not None and finish.failure.status == 429, told)
             return
         if reason in CANCELS:
@@ -128,8 +148,22 @@ class Oracles:
             self.check(finish.prompt_tokens == len(client.wish.prompt_ids), told)
         self.check((finish.failure is not None) == (reason in ("refused", "error")), told)
 
+    def _lost(self, client: Client, finish: Finish) -> bool:
+        """Whether this end is that of an answer whose home died, or that was not waited for any longer."""
+        code = finish.failure.code if finish.failure is not None else None
+        if code == "response_not_found":
+            late = client.away_ns / 1e9 > 0.9 * self.world.shape.limits.resume_s_max
+            self.check(late or self.world.deaths > 0, f"{client} is back, nothing is kept")
+        elif code == "interrupted":
+            self.check(self.world.deaths > 0, f"{client} hears of a death, nobody died")
+        return code in ("response_not_found", "interrupted")
+
     def _cancelled(self, client: Client, finish: Finish) -> None:
         allowed = {client.cancelled}
+        if client.wish.kept:
+            others = [other for other in self.world.clients if other.named and other.owner is client.owner]
+            allowed |= {other.cancelled for other in others}
+            allowed |= {"slow_consumer" for other in others if other.wish.reads != "fast"}
         if client.deadline_ns and self.world.now >= client.deadline_ns:
             allowed.add("timeout")
         if client.wish.reads != "fast":
@@ -149,8 +183,8 @@ class Oracles:
         """One account a request, and the numbers its client saw."""
         self.check(account.request_id not in self.accounts, f"a second account: {account}")
         self.accounts[account.request_id] = account
-        client = self.world.clients[int.from_bytes(account.request_id, "big")]
-        if client.finish is not None:
+        client = self.world.clients[int.from_bytes(account.request_id[1:], "big")]
+        if client.finish is not None and not client.wish.kept:
             seen = (client.finish.reason, client.finish.prompt_tokens, client.finish.completion_tokens)
             billed = (account.reason, account.prompt_tokens, account.completion_tokens)
             self.check(seen == billed, f"{client} saw {seen}, billed are {billed}")
@@ -160,7 +194,7 @@ class Oracles:
     def unfinished(self) -> str:
         """Who still waits for something; empty when all is over."""
         world = self.world
-        waiting = [f"{c} is {c.state}" for c in world.clients if c.state in ("waiting", "open")]
+        waiting = [f"{c} is {c.state}" for c in world.clients if c.state in ("waiting", "open", "away")]
         rows = [f"{row.slot}: {row.row}" for row in world.board.rows()]
         down = [str(place) for place in world.places if place not in world.live]
         return "; ".join(waiting + rows + down)
@@ -179,9 +213,14 @@ class Oracles:
 
     def _empty(self, core: Any) -> None:
         match core:
-            case FrontendCore():
-                self.check(not core.streams and not core.doors, f"streams are left: {core.streams}")
-                self.check(sorted(core.free) == list(core.slots), f"free slots are {core.free}")
+            case DeskCore():
+                front, answers = core.front, core.answers
+                self.check(not front.streams and not front.doors, f"streams are left: {front.streams}")
+                self.check(sorted(front.free) == list(front.slots), f"free slots are {front.free}")
+                self.check(not core.heard, f"listeners are left: {core.heard}")
+                self.check(not core.relays, f"relays are left: {core.relays}")
+                self.check(not answers.running, f"answers still run: {answers.running}")
+                self.check(answers.bytes == sum(answer.bytes for answer in answers.ended.values()), "bytes are off")
             case TokenizerCore():
                 self.check(not core.pending, "requests are left with the tokenizer")
             case SchedulerCore():
@@ -199,8 +238,9 @@ class Oracles:
     def _told(self, client: Client) -> None:
         """One account, one root, and state spans that follow each other without a hole (a death may tear one)."""
         alive = self.world.deaths == 0
-        if not client.room:
+        if not client.room or (client.wish.kept and client.named is None):
             return
+        client = client.owner if client.wish.kept else client
         if alive or client.request_id in self.accounts:
             self.check(client.request_id in self.accounts, f"{client} has no account")
             self.check(self.roots[client.trace[:16]] == 1, f"{client} has {self.roots[client.trace[:16]]} roots")
@@ -213,8 +253,8 @@ class Oracles:
 def _held(core: Any) -> list[Any]:
     """The requests a core holds."""
     match core:
-        case FrontendCore():
-            return [stream.held for stream in core.streams.values() if stream.held is not None]
+        case DeskCore():
+            return [stream.held for stream in core.front.streams.values() if stream.held is not None]
         case TokenizerCore():
             return [held for held, _ in core.pending.values()]
         case SchedulerCore():

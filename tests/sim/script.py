@@ -19,6 +19,7 @@ from baton.ipc.frames import Params, Prompt
 from baton.workers.fake import choose, follow
 
 MS = 1_000_000
+NEVER = -1
 END = 1
 _SMILE, _HAN = "😀".encode(), "한".encode()
 PIECES = [
@@ -28,6 +29,7 @@ PIECES = [
 ]
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
+POISON = 6
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Shape:
     slow_links: bool
     repeats: bool
     faulty: dict[int, int]
+    poison: bool  # the worker dies of requests with seed POISON, at their second token
 
     @property
     def capacity(self) -> int:
@@ -67,10 +70,19 @@ class Wish:
     cancel_after_ns: int | None
     wants_end: bool
     deadline_after_ns: int | None
+    key: str = ""
+    resumable: bool = False
+    #: when the connection is lost, how long until the client is back, and at which frontend
+    drops: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether its answer has a life of its own."""
+        return bool(self.key) or self.resumable
 
 
 @dataclass(frozen=True)
-class Answer:
+class Truth:
     """The true end of a request that nobody disturbs."""
 
     reason: str
@@ -98,20 +110,21 @@ def _bytes(ids: list[int], skip_special: bool) -> bytes:
     return b"".join(PIECES[token] for token in ids if not (skip_special and token in TABLE.special))
 
 
-def reference(wish: Wish, shape: Shape) -> Answer:
+def reference(wish: Wish, shape: Shape) -> Truth:
     """The true answer, token by token from the script."""
     params, prompt = wish.params, len(wish.prompt_ids)
     limit = params.max_tokens if params.max_tokens is not None else shape.context_tokens - prompt
     too_long = prompt + (params.max_tokens or 0) > shape.context_tokens or prompt >= shape.context_tokens
     if not prompt or too_long or prompt + limit > shape.capacity:
-        return Answer("refused")
+        return Truth("refused")
     sampling = sampling_of(params)
     state, ids = 0, list[int]()
     for token in wish.prompt_ids:
         state = follow(state, token)
     while True:
-        if shape.faulty.get(params.seed) == len(ids):
-            return Answer("error", None, ids, whole(ids, params.skip_special_tokens))
+        poisoned = shape.poison and params.seed == POISON and len(ids) == 1
+        if poisoned or shape.faulty.get(params.seed) == len(ids):
+            return Truth("error", None, ids, whole(ids, params.skip_special_tokens))
         token = choose(state, sampling, VOCAB, shape.mean_tokens)
         ids.append(token)
         state = follow(state, token)
@@ -119,10 +132,10 @@ def reference(wish: Wish, shape: Shape) -> Answer:
         found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
         if found:
             at, stop = min(found, key=lambda match: match[0])
-            return Answer("stop", stop, ids, text[:at])
+            return Truth("stop", stop, ids, text[:at])
         if token in sampling.end_ids or len(ids) == limit:
             reason = "stop" if token in sampling.end_ids else "length"
-            return Answer(reason, None, ids, whole(ids, params.skip_special_tokens))
+            return Truth(reason, None, ids, whole(ids, params.skip_special_tokens))
 
 
 def sampling_of(params: Params) -> Sampling:
@@ -135,6 +148,7 @@ def make_shape(rng: random.Random) -> Shape:
     """Cut a world."""
     block_tokens = rng.choice((1, 4, 4, 8))
     capacity = rng.choice((40, 64, 200))
+    poison = rng.random() < 0.15
     limits = Limits(
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
@@ -145,6 +159,9 @@ def make_shape(rng: random.Random) -> Shape:
         stalled_s_max=0.4,
         answer_s_max=0.3,
         lives_max=100,
+        resume_s_max=0.1,
+        idempotency_s_max=0.05,
+        lone_deaths_max=2 if poison else 100,
     )
     return Shape(
         limits=limits,
@@ -158,6 +175,7 @@ def make_shape(rng: random.Random) -> Shape:
         slow_links=rng.random() < 0.3,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
+        poison=poison,
     )
 
 
@@ -166,6 +184,37 @@ def make_wishes(
 ) -> list[Wish]:
     """What ``count`` clients want; ``encode`` is how the world at hand makes ids of a prompt."""
     return [_wish(rng, shape, number, encode) for number in range(count)]
+
+
+def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
+    """In one world of three some wishes are kept: repeats of one key, and clients that lose their connection.
+
+    It has chance of its own, so that the other worlds stay as they are.
+    """
+    rng = random.Random(f"keep {seed}")
+    if rng.random() < 2 / 3:
+        return wishes
+    kept: list[Wish] = []
+    for wish in wishes:
+        fate, twin = rng.random(), next((other for other in reversed(kept) if other.key), None)
+        plain = replace(wish, answers=True, deadline_after_ns=None)
+        if fate < 0.3 and twin is not None:
+            same = {"prompt": twin.prompt, "prompt_ids": twin.prompt_ids, "params": twin.params, "key": twin.key}
+            wish = replace(plain, **same, at_ns=twin.at_ns + rng.randrange(30 * MS))  # type: ignore[arg-type]
+        elif fate < 0.5:
+            wish = replace(plain, key=f"key {wish.number}")
+        if fate < 0.3 or fate > 0.7:
+            drops = [(rng.randrange(60 * MS), _away(rng), rng.randrange(shape.frontends)) for _ in range(3)]
+            drops = drops[: rng.randrange(1, 4)]
+            wish = replace(wish, answers=True, deadline_after_ns=None, resumable=True, drops=tuple(sorted(drops)))
+        kept.append(wish)
+    return kept
+
+
+def _away(rng: random.Random) -> int:
+    if rng.random() < 0.1:
+        return NEVER
+    return rng.randrange(30 * MS) if rng.random() < 0.8 else rng.randrange(300 * MS)
 
 
 def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str], list[int]]) -> Wish:
@@ -177,7 +226,7 @@ def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str],
     prompt = Prompt(token_ids=encode(text)) if as_ids else Prompt(text=text)
     params = Params(
         max_tokens=rng.choice((1, 2, rng.randrange(1, 20), rng.randrange(1, 20), None)),
-        seed=rng.randrange(8, 1 << 30) if rng.random() < 0.95 else 7,
+        seed=rng.randrange(8, 1 << 30) if rng.random() < (0.8 if shape.poison else 0.95) else rng.choice((POISON, 7)),
         ignore_eos=rng.random() < 0.4,
         skip_special_tokens=rng.random() < 0.8,
         logprobs=rng.random() < 0.3,

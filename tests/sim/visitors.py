@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.desk import DeskCore
 from baton.engine.effects import Account, Begin, Finish
-from baton.engine.frontend import FrontendCore
 from baton.frontends.errors import Refused
+from baton.frontends.reception import Reception
 from baton.frontends.status import Sources
-from baton.frontends.stream import Reception, Stream
+from baton.frontends.stream import Stream
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Role
 from baton.workers.config import Settings
@@ -34,7 +35,7 @@ class Entrance:
         self.visits: set[asyncio.Task[None]] = set()
 
     async def start(
-        self, reception: Reception, settings: Settings, sources: Sources, directory: Path
+        self, reception: Reception, settings: Settings, sources: Sources, directory: Path, joins: bool
     ) -> dict[str, str]:
         """Open."""
         self.reception = reception
@@ -112,8 +113,8 @@ class Visitor:
         if wish.deadline_after_ns is not None:
             received_ns -= self.deadline_ns - received_ns - wish.deadline_after_ns
             self.deadline_ns = host.loop.now_ns() + wish.deadline_after_ns
-        assert self._member is not None and isinstance(self._member.core, FrontendCore)
-        self.room = bool(self._member.core.free)
+        assert self._member is not None and isinstance(self._member.core, DeskCore)
+        self.room = bool(self._member.core.front.free)
         request = GenerateRequest("text_completion", "m", wish.params, wish.prompt)
         with reception.open(request, self.trace, received_ns, {}, self.request_id) as stream:
             self._stream = stream

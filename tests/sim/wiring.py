@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.engine.health import HealthCore
-from baton.frontends.stream import Reception
+from baton.frontends.reception import Reception
 from baton.ipc.frames import Life, Role
 from baton.ipc.memory_link import MemoryLinks
 from baton.ipc.records import StepReader

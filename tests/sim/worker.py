@@ -12,7 +12,7 @@ from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Address, AnyFrame, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import PlanReader, StepWriter
 from baton.workers.fake import ScriptedRunner
-from tests.sim.script import VOCAB
+from tests.sim.script import POISON, VOCAB
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -72,6 +72,9 @@ class Worker:
 
     def _computed(self, plan: Plan, rows: list[StepRow]) -> None:
         if not self._lives():
+            return
+        if self.world.shape.poison and any(row.sampling.seed == POISON and row.position == 1 for row in rows):
+            self.world.kill(self.me.place, unexplained=True)
             return
         self.world.oracles.step(plan, rows)
         self._commit(self.core.commit(plan, rows, self.runner.step(rows)))

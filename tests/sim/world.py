@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from baton.engine.buggify import armed
+from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import (
     Account,
@@ -27,13 +28,13 @@ from baton.engine.effects import (
     Encode,
     Encoded,
     Finish,
+    Named,
     Plan,
     Send,
     Span,
     Tick,
     Wake,
 )
-from baton.engine.frontend import FrontendCore
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import Board
@@ -41,9 +42,9 @@ from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
 from tests.sim.chance import chance
-from tests.sim.clients import Client
+from tests.sim.clients import DOORS, Client
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, make_shape, make_wishes, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -103,7 +104,8 @@ class World:
         self.live: dict[Place, Process | Worker] = {}
         self.links: dict[tuple[Place, int, Place], Link] = {}
         self.deaths = 0
-        self.clients = [Client(wish, self) for wish in make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))]
+        wishes = make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))
+        self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
         self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.WORKER, Role.DETOKENIZER)]
@@ -167,7 +169,7 @@ class World:
             return
         core: Any
         if role == Role.FRONTEND:
-            core = FrontendCore(me, self.board, self.board.slice(index), limits)
+            core = DeskCore(me, self.board, self.board.slice(index), limits, self.shape.frontends)
         elif role == Role.TOKENIZER:
             core = TokenizerCore(me, self.board, self.shape.context_tokens, limits)
         elif role == Role.SCHEDULER:
@@ -235,8 +237,8 @@ class World:
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
                         raise Broken("the plan ring is full with one step in flight")
                     self.ring_bell((Role.WORKER, 0))
-                case Begin() | Deliver() | Finish():
-                    self.clients[effect.door].hear(process, effect)
+                case Named() | Begin() | Deliver() | Finish():
+                    self.clients[effect.door % DOORS].hear(process, effect)
                 case _:
                     raise Broken(f"no such effect: {effect}")
 
@@ -312,7 +314,7 @@ class World:
         else:
             process.doomed = how
 
-    def kill(self, place: Place) -> None:
+    def kill(self, place: Place, unexplained: bool = False) -> None:
         """SIGKILL: at once, with what its links lose; the supervisor will notice."""
         process = self.live.pop(place, None)
         if process is None:
@@ -327,18 +329,20 @@ class World:
         if place[0] == Role.FRONTEND:
             for client in self.clients:
                 client.disconnect(place[1])
-        self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation + 1)
+        self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation + 1, unexplained)
 
     def _lose(self, link: Link, take: Callable[[], bytes]) -> None:
         waiting = len(link.frames)
         for _ in range(self.rng.choice((0, waiting, self.rng.randint(0, waiting)))):
             take()
 
-    def _reap(self, place: Place, incarnation: int) -> None:
+    def _reap(self, place: Place, incarnation: int, unexplained: bool) -> None:
         self.board.set_live(*place, incarnation, self.now)
         self.say(f"{place[0].name.lower()}-{place[1]} is reaped, #{incarnation} is next")
+        if not self.shape.poison:  # nothing is guilty there, but may look so
+            unexplained = self.rng.random() < 0.5
         others = [other for other in self.places if other != place]
         self.rng.shuffle(others)
         for other in others:
-            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation))
+            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation, unexplained))
         self.at(self._jitter(self.rng.choice((1, 60))), self._spawn, place, incarnation)

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from baton.ipc.board import Board, PlaceView
+from baton.ipc.board import Board, PlaceView, RowView
 from baton.ipc.rundir import live_instances
 
 START_S = 90.0
@@ -31,6 +31,7 @@ class Server:
         self.base = base or Path(tempfile.mkdtemp(prefix="baton-", dir="/dev/shm"))
         self.environment = {**os.environ, "BATON_RUN_DIRECTORY": str(self.base), **(environment or {})}
         self.lines: list[str] = []
+        self.ids: dict[str, list[int]] = {}  # what a test learnt of its prompts
         self.process: asyncio.subprocess.Process
         self.url = self.socket_url = self.zmq = ""
         self.session: aiohttp.ClientSession
@@ -100,10 +101,20 @@ class Server:
         return Board.open(instance / "board", readonly=True)
 
     def places(self) -> dict[str, PlaceView]:
-        """Every child by its role's name."""
+        """Every child by its role's name, with its index from the second one on."""
         board = self.board()
         try:
-            return {place.role.name.lower(): place for place in board.places()}
+            return {
+                place.role.name.lower() + (f"-{place.index}" if place.index else ""): place for place in board.places()
+            }
+        finally:
+            board.close()
+
+    def board_rows(self) -> list[RowView]:
+        """Every live request on the board."""
+        board = self.board()
+        try:
+            return list(board.rows())
         finally:
             board.close()
 

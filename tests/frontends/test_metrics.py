@@ -1,0 +1,47 @@
+"""Metrics of several frontends: each counts for itself, whoever is scraped shows the sum, and no sum ever falls."""
+
+from __future__ import annotations
+
+from baton.engine.effects import Account
+from baton.frontends.metrics import Metrics
+from baton.frontends.status import Gauges
+from tests.frontends.conftest import words
+
+
+def account(reason: str, release_ns: int | None = None) -> Account:
+    """A request of 3 prompt and 5 output tokens: first token after 20 ms, the others 10 ms apart."""
+    ms = 1_000_000
+    return Account(b"", b"", "m", "", reason, 3, 5, 0, 20 * ms, 60 * ms, 1, 200, release_ns)
+
+
+def test_whichever_frontend_is_scraped_the_sums_are_the_same_and_an_heir_counts_on() -> None:
+    totals = [words(), words()]
+    one, two = Metrics(Gauges, totals, 0), Metrics(Gauges, totals, 1)
+    one.observe(account("stop"))
+    two.observe(account("stop"))
+    two.observe(account("cancelled", 700_000))
+    two.refused("zmq", 429)
+    assert one.page() == two.page()
+    heir = Metrics(Gauges, totals, 1)
+    heir.observe(account("stop"))
+    lines = one.page().decode().splitlines()
+    for line in (
+        'baton_requests_total{reason="stop"} 3.0',
+        'baton_requests_total{reason="cancelled"} 1.0',
+        'baton_requests_refused_total{door="zmq",status="429"} 1.0',
+        "baton_completion_tokens_total 20.0",
+        'baton_time_to_first_token_seconds_bucket{le="0.01"} 0.0',
+        'baton_time_to_first_token_seconds_bucket{le="0.025"} 4.0',
+        'baton_inter_token_seconds_bucket{le="0.01"} 4.0',
+        'baton_cancel_release_seconds_bucket{le="0.0005"} 0.0',
+        'baton_cancel_release_seconds_bucket{le="0.001"} 1.0',
+        "baton_cancel_release_seconds_count 1.0",
+        "baton_request_completion_tokens_sum 20.0",
+    ):
+        assert line in lines, line
+
+
+def test_a_label_outside_the_tables_is_counted_as_another() -> None:
+    metrics = Metrics(Gauges, [words()], 0)
+    metrics.refused("http", 418)
+    assert b'baton_requests_refused_total{door="http",status="other"} 1.0' in metrics.page()
