@@ -195,6 +195,21 @@ def test_a_nudge_without_the_word_is_acknowledged_and_changes_nothing() -> None:
     assert engine.flushed()[0].reason == "length"
 
 
+def test_what_comes_late_for_a_request_that_ended_is_acknowledged_and_changes_nothing() -> None:
+    engine = Engine()
+    engine.submit(0, [5, 6], Params(max_tokens=2, ignore_eos=True))
+    run, generation = engine.core.sequences[0].run, engine.board.row(0).generation
+    engine.run()
+    assert 0 in engine.flushed() and not engine.core.sequences
+    free = engine.core.batcher.pool.free if engine.core.batcher.pool is not None else 0
+    for late in (Credit(0, generation, run, 99), StopFound(0, generation, run, 1, "x")):
+        assert engine.tell(late) == []
+    engine.board.set_cancel(0, generation)
+    assert only(engine.tell(Cancel(0, generation, 0)), CancelAck) == CancelAck(0, generation)
+    assert engine.core.batcher.pool is not None and engine.core.batcher.pool.free == free
+    assert len(engine.flushed()) == 1
+
+
 def test_the_cancel_word_is_read_when_taking() -> None:
     engine = Engine()
     engine.board.set_cancel(0, 1)

@@ -23,7 +23,7 @@ def test_stalled_readers_are_paused_and_the_gaps_of_the_others_are_compared() ->
         "1",
         "--json",
     ]
-    done = CliRunner().invoke(main, flags)
+    done = CliRunner().invoke(main, [*flags, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["reading"], found["stalled"], found["paused"], found["failed"]) == (2, 3, 3, 0)
