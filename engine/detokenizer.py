@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.engine.batch import INVALID_FLAG
+from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Send, TokenRecord, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Board, Held, Ownership
@@ -186,7 +187,9 @@ class DetokenizerCore:
         for leased in self._touched.values():
             lease = leased.lease
             upto = len(leased.ids) - (leased.state.hit is not None)
-            if upto > 0:
+            if upto > 0 and buggify("alone"):
+                out.append(Send(Role.FRONTEND, lease.home.index, Text([self._piece(leased, upto)])))
+            elif upto > 0:
                 frames.setdefault(lease.home.index, []).append(self._piece(leased, upto))
         self._touched.clear()
         out.extend(Send(Role.FRONTEND, home, Text(pieces)) for home, pieces in frames.items())

@@ -14,6 +14,7 @@ import msgspec
 from baton.engine.batch import Sampling
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
+from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start, StepDone, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
@@ -194,14 +195,16 @@ class SchedulerCore:
                 self._admit(seq, now_ns, out)
 
     def _life(self, event: Life, now_ns: int, out: list[Effect]) -> None:
+        """Somebody was replaced; by whom, the life table says."""
+        live = self.board.live(event.role, event.index)
         if event.role == Role.WORKER:
             hello = self.ranks.get(event.index)
-            if hello is not None and hello.address.incarnation < event.incarnation:
+            if hello is not None and hello.address.incarnation < live:
                 self._roll_back(now_ns, out, event.fault)
         elif event.role == Role.DETOKENIZER:
             self._drain(now_ns, out)
             for seq in self.sequences.values():
-                if seq.leased_to and seq.leased_to < event.incarnation:
+                if seq.leased_to and seq.leased_to < live:
                     self._lease(seq, out)
 
     def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:
@@ -367,7 +370,7 @@ class SchedulerCore:
         live = self.board.live(Role.DETOKENIZER, 0)
         for seq, count in chosen:
             held = seq.held
-            if seq.leased_to != live:
+            if seq.leased_to != live or buggify("lease again"):
                 self._lease(seq, out)
             if not seq.started:
                 seq.started = True

@@ -78,10 +78,11 @@ class StepLoop:
         if self._todo and self._task is None:
             self._task = self.process.loop.create_task(self._run())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Give up the step at hand."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         try:
@@ -163,4 +164,4 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.run_core(Greeter(hello), {})
     process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
     await process.halted.wait()
-    loop.stop()
+    await loop.stop()

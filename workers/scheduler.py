@@ -17,10 +17,10 @@ async def run(process: Process) -> None:
     if flag is not None:
         limits = msgspec.structs.replace(limits, step_tokens_max=flag)
     core = SchedulerCore(process.me, process.board, process.steps(TOKEN_READER), process.card.end_ids, limits)
-    shell = process.run_core(core, {Plan: process.plan_writer()})
+    process.run_core(core, {Plan: process.plan_writer()})
 
     def tokens_came() -> None:
-        shell.feed(Doorbell())
+        process.feed(Doorbell())
 
     process.hear("tokens", tokens_came)
     process.ready({})

@@ -63,15 +63,15 @@ async def run(process: Process) -> None:
     def encode(effect: Encode) -> None:
         """Small prompts at once; large ones in a thread, one by one, so that they hold up only one another."""
         if prompt_bytes(effect.prompt) <= INLINE_BYTES:
-            shell.feed(encoded(effect))
+            process.feed(encoded(effect))
         else:
             future = process.loop.run_in_executor(threads, encoded, effect)
-            future.add_done_callback(lambda done: shell.feed(done.result()))
+            future.add_done_callback(lambda done: process.feed(done.result()))
 
     threads = ThreadPoolExecutor(1, "encode")
     longest = max(map(len, encoder.vocabulary.pieces))
     core = TokenizerCore(process.me, process.board, process.card.context_tokens_max, longest, process.limits)
-    shell = process.run_core(core, {Encode: encode})
+    process.run_core(core, {Encode: encode})
     process.ready({})
     await process.halted.wait()
     threads.shutdown(wait=False, cancel_futures=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from baton.engine.buggify import armed
 from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import (
@@ -40,6 +41,7 @@ from baton.ipc.board import Board
 from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
+from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.oracles import Broken, Oracles
 from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
@@ -81,7 +83,9 @@ class World:
     """Invariant: only processes in ``live`` handle events, and the life table is raised after a death only."""
 
     def __init__(self, seed: int, record: bool = False) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
+        self.rare: set[str] = set()
         self.shape = make_shape(self.rng)
         self.now = 0
         self.events = 0
@@ -110,6 +114,10 @@ class World:
 
     def run(self) -> str:
         """Play the history to its end and return its hash; raises ``Broken`` when an oracle objects."""
+        with armed(chance(self.seed, self.rare)):
+            return self._play()
+
+    def _play(self) -> str:
         rng = self.rng
         for place in self.places:
             self.board.set_live(*place, 1, 0)
