@@ -174,7 +174,7 @@ class DetokenizerCore:
             leased.park = leased.seen
             stop = StopFound(lease.slot, lease.generation, lease.run, leased.seen, leased.state.hit)
             out.append(Send(Role.SCHEDULER, 0, stop))
-        elif ending(flags, leased.seen, lease.params.max_tokens or 0) is not None:
+        elif ending(flags, leased.seen, lease.params.max_tokens) is not None:
             leased.park = leased.seen
 
     # -------------------------------------------------------------------------------- text out, and the end

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,16 +37,17 @@ class Running:
 
 
 @contextmanager
-def scripted_server(model: str, step_ms: float) -> Iterator[Running]:
+def scripted_server(model: str, step_ms: float, settings: Mapping[str, str] | None = None) -> Iterator[Running]:
     """A server whose worker makes tokens up, on a free port; ended and cleaned up behind the block.
 
-    ``ServerFailed`` where it does not come up; what was wrong is on stderr, said by the server itself.
+    ``settings`` are further ones, as environment variables. ``ServerFailed`` where it does not come up; what was wrong
+    is on stderr, said by the server itself.
     """
     shm = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="baton-bench-", dir=shm if os.access(shm, os.W_OK) else None))
     command = [sys.executable, "-m", "baton", "serve", "--worker", "scripted", "--port", "0", "--model", model]
     command += ["--run-directory", str(base), "--log-level", "warning"]
-    environment = os.environ | {"BATON_SCRIPTED_STEP_MS": str(step_ms)}
+    environment = os.environ | {"BATON_SCRIPTED_STEP_MS": str(step_ms), **(settings or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     said = process.stdout
     assert said is not None

@@ -105,6 +105,21 @@ def test_a_request_that_can_never_fit_is_refused_with_both_numbers_and_the_next_
     assert engine.flushed()[1].length == 12
 
 
+def test_a_request_without_a_bound_gets_as_many_tokens_as_there_is_room_for() -> None:
+    engine = Engine(blocks=4, block_tokens=4)
+    engine.submit(0, PROMPT, Params(ignore_eos=True))
+    engine.run()
+    assert engine.flushed()[0].length == 16 - len(PROMPT)
+    (lease,) = [frame for frame in engine.sent if isinstance(frame, Lease)]
+    assert lease.params.max_tokens == 16 - len(PROMPT)
+
+
+def test_a_prompt_that_never_fits_is_named_itself() -> None:
+    engine = Engine(blocks=4, block_tokens=4)
+    closed = only(engine.submit(0, [1] * 16, params(1)), Closed)
+    assert closed.failure is not None and closed.failure.param == "prompt"
+
+
 def test_requests_wait_for_the_first_worker() -> None:
     engine = Engine()
     engine.board.set_live(Role.WORKER, 0, 2, 0)
@@ -178,6 +193,21 @@ def test_a_nudge_without_the_word_is_acknowledged_and_changes_nothing() -> None:
     assert only(engine.tell(Cancel(7, 3, 0)), CancelAck) == CancelAck(7, 3)
     engine.run()
     assert engine.flushed()[0].reason == "length"
+
+
+def test_what_comes_late_for_a_request_that_ended_is_acknowledged_and_changes_nothing() -> None:
+    engine = Engine()
+    engine.submit(0, [5, 6], Params(max_tokens=2, ignore_eos=True))
+    run, generation = engine.core.sequences[0].run, engine.board.row(0).generation
+    engine.run()
+    assert 0 in engine.flushed() and not engine.core.sequences
+    free = engine.core.batcher.pool.free if engine.core.batcher.pool is not None else 0
+    for late in (Credit(0, generation, run, 99), StopFound(0, generation, run, 1, "x")):
+        assert engine.tell(late) == []
+    engine.board.set_cancel(0, generation)
+    assert only(engine.tell(Cancel(0, generation, 0)), CancelAck) == CancelAck(0, generation)
+    assert engine.core.batcher.pool is not None and engine.core.batcher.pool.free == free
+    assert len(engine.flushed()) == 1
 
 
 def test_the_cancel_word_is_read_when_taking() -> None:

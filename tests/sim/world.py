@@ -175,7 +175,7 @@ class World:
         if role == Role.FRONTEND:
             core = DeskCore(me, self.board, self.board.slice(index), limits, self.shape.frontends)
         elif role == Role.TOKENIZER:
-            core = TokenizerCore(me, self.board, self.shape.context_tokens, limits)
+            core = TokenizerCore(me, self.board, self.shape.context_tokens, 8, limits)
         elif role == Role.SCHEDULER:
             core = SchedulerCore(me, self.board, StepReader(RingReader(self.tokens, 0)), (END,), limits)
         else:
