@@ -26,7 +26,7 @@ from baton.ipc.frames import (
 )
 from baton.ipc.link import ROUTES, LinkGap, Post
 from tests.ipc.places import LIMITS, address, make_board
-from tests.sim.forger import filled, forged
+from tests.sim.forger import changed, filled, forged
 
 CREDIT = Credit(0, 1, 1, 5)
 
@@ -162,10 +162,10 @@ def play_noise(frames: int) -> None:
     rng = random.Random(frames)
     ears = [Ear(role) for role in Role]
     says = {role: speaker(Role.FRONTEND if role != Role.FRONTEND else Role.DETOKENIZER) for role in Role}
-    taken = 0
+    taken, stock = 0, [forged(rng) for _ in range(min(frames, 20_000))]
     for number in range(frames):
-        ear = ears[number % len(ears)]
-        taken += ear.hears(forged(rng)) is not None
+        ear, data = ears[number % len(ears)], stock[rng.randrange(len(stock))]
+        taken += ear.hears(data if number % 2 else changed(rng, data)) is not None
         ear.reported.clear()
         if number % 1000 == 0 and ear.post.me.role == Role.SCHEDULER:
             assert ear.hears(says[Role.SCHEDULER].seal(Role.SCHEDULER, 0, CREDIT)) == CREDIT
