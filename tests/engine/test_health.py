@@ -58,13 +58,19 @@ class Rig:
 
 def test_everyone_is_told_of_a_life_before_it_begins() -> None:
     rig = Rig()
-    assert [(spawn.role, spawn.index, spawn.incarnation) for spawn in rig.of(Spawn)] == [
-        (*place, 1) for place in PLACES
-    ]
+    assert rig.of(Spawn) == [Spawn(*place, 1) for place in PLACES[:-1]]
     first = rig.out.index(rig.of(Spawn)[0])
     told = rig.out[:first]
     assert [effect.frame for effect in told if isinstance(effect, Send)] == [Life(Role.WORKER, 0, 1)] * len(PLACES)
-    assert rig.table == dict.fromkeys(PLACES, 1)
+    assert rig.table == dict.fromkeys(PLACES[:-1], 1)
+
+
+def test_other_frontends_follow_once_the_first_is_up_and_only_once() -> None:
+    rig = Rig()
+    rig.ready(Role.FRONTEND)
+    assert rig.of(Spawn) == [Spawn(Role.FRONTEND, 1, 1)]
+    rig.ready(Role.FRONTEND)
+    assert rig.of(Spawn) == []
 
 
 def test_it_opens_once_all_are_ready() -> None:
@@ -87,7 +93,7 @@ def test_a_start_that_fails_is_the_end_with_its_reason() -> None:
     rig = Rig()
     rig.feed(StartFailed(Address(Role.WORKER, "m", 0, 0, 1), "no such model"))
     assert rig.frames(Halt) == [Halt("no such model")] * len(PLACES)
-    for place in PLACES:
+    for place in PLACES[:-1]:
         assert not rig.of(Over)
         rig.feed(Died(*place, 1, "status 0", True))
     assert rig.of(Over) == [Over("no such model")]

@@ -18,10 +18,10 @@ from tests.sim.world import World
 
 #: seeds that once failed, with the history that each showed
 PINNED = {
-    9: "a worker was halted in a step, and the step outlived it",
-    14: "the supervisor killed a frontend that was closing its doors in good order",
-    39: "a drain ran out of time, and the requests it cut off had no account",
-    52: "a tokenizer heard a Submit before it was loaded",
+    5: "a tokenizer heard a Submit before it was loaded",
+    14: "a worker was halted in a step, and the step outlived it",
+    23: "a drain ran out of time, and the requests it cut off had no account",
+    28: "the supervisor killed a frontend that was closing its doors in good order",
 }
 
 
@@ -70,10 +70,12 @@ def test_seeds_take_every_rare_way() -> None:
     """Every site of ``buggify`` is told yes at both levels, but for the supervisor's, which is at level two only."""
     for level, sites in ((World, SITES.keys() - {"ping"}), (Host, SITES.keys())):
         met: set[str] = set()
-        for seed in range(80):
+        for seed in range(200):
             world = level(seed)
             world.run()
             met |= world.rare
+            if met == sites:
+                break
         assert met == sites
 
 
