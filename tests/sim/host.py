@@ -285,7 +285,7 @@ class Host:
     def ended(self, member: Member, status: int) -> None:
         """A process came to its end in good order."""
         left = member.compartment.left()
-        own = [line for line in left if "main" not in line]
+        own = [line for line in left if "coro=<Member.main()" not in line]
         self.judge(self.oracles.check, not own, f"{member.me} ended and left {own}")
         self.judge(self.oracles.check, self.ending, f"{member.me} ended by itself with {status}")
         self.later(0, self._exit, member, f"status {status}")
