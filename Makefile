@@ -42,8 +42,8 @@ test: $(INSTALLED) ## the tests that take seconds
 test-full: $(INSTALLED) ## all tests
 	$(BIN)/pytest
 
-sim: $(INSTALLED) ## the simulated worlds: faults, seeds, oracles
-	$(BIN)/python -m tests.sim --seeds 500
+sim: $(INSTALLED) ## the simulated worlds, at both levels: faults, seeds, oracles
+	$(BIN)/python -m tests.sim --seeds 2000
 
 bench: $(INSTALLED) ## what the orchestration costs, at each door
 	$(BIN)/python -m baton.ops.bench.orchestration $(ARGS)

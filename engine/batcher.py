@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from baton.engine.blocks import BlockPool
+from baton.engine.buggify import buggify
 from baton.engine.effects import Effect
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
@@ -38,7 +39,8 @@ class Batcher:
         suspect = next((seq for seq in [*self.running, *self.waiting] if seq.suspect and seq.has_credit), None)
         if suspect is not None and (alone := self._alone(suspect, now_ns, out)):
             return alone
-        budget, chosen, before = self.limits.step_tokens_max, Chosen(), self.preemptions
+        budget = 1 if buggify("small step") else self.limits.step_tokens_max
+        chosen, before = Chosen(), self.preemptions
         ready = [seq for seq in self.running if seq.held.state != "paused" and not seq.suspect]
         for seq in [seq for seq in ready if seq.wanted == 1]:
             if budget and seq in self.running and self._make_room(seq, chosen, now_ns, out):
@@ -51,7 +53,7 @@ class Batcher:
                 budget -= count
         while budget and self.preemptions == before:
             first = next((seq for seq in self.waiting if seq.has_credit and not seq.suspect), None)
-            if first is None or not self._make_way(first, now_ns, out):
+            if first is None or (chosen and buggify("no room")) or not self._make_way(first, now_ns, out):
                 break
             self._seat(first)
             count = min(budget, first.tokens)
@@ -112,7 +114,9 @@ class Batcher:
         pool = self.pool
         assert pool is not None
         missing = pool.blocks_for(seq.tokens) - len(seq.blocks)
-        while pool.free < missing:
+        crowded = bool(chosen) and buggify("crowded out")
+        while pool.free < missing or crowded:
+            crowded = False
             paused = self._paused()
             youngest = paused[-1] if paused else self.running[-1]
             chosen[:] = [entry for entry in chosen if entry[0] is not youngest]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.engine.batch import INVALID_FLAG
+from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Send, TokenRecord, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Board, Held, Ownership
@@ -173,7 +174,7 @@ class DetokenizerCore:
             leased.park = leased.seen
             stop = StopFound(lease.slot, lease.generation, lease.run, leased.seen, leased.state.hit)
             out.append(Send(Role.SCHEDULER, 0, stop))
-        elif ending(flags, leased.seen, lease.params.max_tokens or 0) is not None:
+        elif ending(flags, leased.seen, lease.params.max_tokens) is not None:
             leased.park = leased.seen
 
     # -------------------------------------------------------------------------------- text out, and the end
@@ -186,7 +187,9 @@ class DetokenizerCore:
         for leased in self._touched.values():
             lease = leased.lease
             upto = len(leased.ids) - (leased.state.hit is not None)
-            if upto > 0:
+            if upto > 0 and buggify("alone"):
+                out.append(Send(Role.FRONTEND, lease.home.index, Text([self._piece(leased, upto)])))
+            elif upto > 0:
                 frames.setdefault(lease.home.index, []).append(self._piece(leased, upto))
         self._touched.clear()
         out.extend(Send(Role.FRONTEND, home, Text(pieces)) for home, pieces in frames.items())

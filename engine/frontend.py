@@ -7,6 +7,7 @@ events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects
 
 from __future__ import annotations
 
+from baton.engine.buggify import buggify
 from baton.engine.effects import Answered, Begin, Deliver, Effect, Finish, Gone, Open, Send, Taken, Tick, Wake
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
@@ -212,7 +213,8 @@ class FrontendCore:
         """Extend the credit once half of it is used up."""
         window = self.limits.mailbox_tokens_max
         if stream.run > stream.submitted and stream.taken + window >= stream.granted + window // 2:
-            stream.granted = stream.taken + window
+            more = 1 if buggify("small credit") else window
+            stream.granted = max(stream.granted, stream.taken + more)
             out.append(Send(Role.SCHEDULER, 0, Credit(stream.slot, stream.generation, stream.run, stream.granted)))
 
     def _closed(self, event: Closed, now_ns: int, out: list[Effect]) -> None:
@@ -358,7 +360,7 @@ class FrontendCore:
             self._cancel(stream, "slow_consumer", now_ns, out)
 
     def _halt(self, event: Halt, now_ns: int, out: list[Effect]) -> None:
-        """The engine is gone for good: every waiting client gets its error now."""
+        """The engine is gone for good: every waiting client gets its error now, and every request its account."""
         self.halted = event.reason
         failure = Failure(503, "server_error", event.reason, None, "engine_stopped")
         for stream in self.streams.values():
@@ -378,7 +380,8 @@ class FrontendCore:
             out.append(Send(Role.SUPERVISOR, 0, Drained(self.me)))
 
     def _next_sweep(self, now_ns: int) -> Wake:
-        return Wake(now_ns + int(self.limits.sweep_interval_s * 1e9), "sweep")
+        lateness = 5 if buggify("late sweep") else 1
+        return Wake(now_ns + lateness * int(self.limits.sweep_interval_s * 1e9), "sweep")
 
     def _stream(self, slot: int, generation: int) -> Stream | None:
         stream = self.streams.get(slot)

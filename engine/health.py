@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.engine.buggify import buggify
 from baton.engine.effects import (
     Died,
     Dump,
@@ -115,19 +116,10 @@ class HealthCore:
                 self._tick(event.name, now_ns, out)
             case Died():
                 self._died(event, now_ns, out)
-            case Ready():
+            case Ready() | StartFailed() | Drained():
                 child = self.children.get(event.address.place)
                 if child is not None and child.alive and event.address.incarnation == child.incarnation:
-                    child.ready, child.detail = True, event.detail
-                    self._follow(child, now_ns, out)
-                    self._opened(out)
-                    self._tell_serving(out)
-            case StartFailed():
-                self._fail(event.reason, now_ns, out)
-            case Drained():
-                self.drained.add(event.address.index)
-                if self.phase == "draining" and self.drained >= self._frontends():
-                    self._stop(SHUTTING_DOWN, now_ns, out)
+                    self._heard(child, event, now_ns, out)
             case Damaged():
                 self._damaged(event, now_ns, out)
             case StopAsked():
@@ -135,6 +127,20 @@ class HealthCore:
             case _:
                 raise AssertionError(f"no such event for a supervisor: {event!r}")
         return out
+
+    def _heard(self, child: Child, event: Ready | StartFailed | Drained, now_ns: int, out: list[Effect]) -> None:
+        match event:
+            case Ready():
+                child.ready, child.detail = True, event.detail
+                self._follow(child, now_ns, out)
+                self._opened(out)
+                self._tell_serving(out)
+            case StartFailed():
+                self._fail(event.reason, now_ns, out)
+            case Drained():
+                self.drained.add(child.index)
+                if self.phase == "draining" and self.drained >= self._frontends():
+                    self._stop(SHUTTING_DOWN, now_ns, out)
 
     def _tick(self, name: str, now_ns: int, out: list[Effect]) -> None:
         match name.split():
@@ -223,7 +229,7 @@ class HealthCore:
             if not child.alive or child.condemned is not None:
                 continue
             ping, why = self.watch.look(place, state, now_ns)
-            if ping:
+            if ping or buggify("ping"):
                 out.append(Send(child.role, child.index, Ping()))
             if why is not None:
                 self._condemn(child, why, now_ns, out)

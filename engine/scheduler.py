@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
+
 from baton.engine.batch import Sampling
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
+from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start, StepDone, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
@@ -57,6 +60,7 @@ class SchedulerCore:
         self.board = board
         self.ring = ring
         self.end_ids = end_ids
+        self.context_tokens_max = 0
         self.weights: str | None = None  # what the first worker held, every later one must
         self.limits = limits
         self.hands = Ownership(board, me, limits.request_spans_max)
@@ -127,7 +131,7 @@ class SchedulerCore:
         end_ids = () if p.ignore_eos else self.end_ids
         sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids)
         base = len(event.delivered)
-        seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base)
+        seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.waiting.append(seq)
@@ -135,8 +139,6 @@ class SchedulerCore:
             self._set_end(seq, End("cancelled"), now_ns, out)
         elif base and event.delivered[-1] in end_ids:
             self._set_end(seq, End("stop", base), now_ns, out)
-        elif base and base >= seq.max_tokens:
-            self._set_end(seq, End("length", base), now_ns, out)
         else:
             self._admit(seq, now_ns, out)
 
@@ -145,16 +147,21 @@ class SchedulerCore:
         pool = self.batcher.pool
         if pool is None or seq.end is not None:
             return
-        asked, wanted = len(seq.handed.prompt_ids) + seq.max_tokens, seq.handed.terms.weights_digest
+        prompt, capacity, wanted = len(seq.handed.prompt_ids), pool.capacity_tokens, seq.handed.terms.weights_digest
+        if seq.max_tokens is None:  # as many as there is room for, but one at least
+            seq.max_tokens = max(1, min(self.context_tokens_max, capacity) - prompt)
+        asked = prompt + seq.max_tokens
         if pool.blocks_for(asked) > pool.total:
-            capacity = pool.capacity_tokens
             message = f"the request may need {asked} tokens of KV cache, this server has {capacity} in all"
-            failure = Failure(400, "invalid_request_error", message, "max_tokens", "kv_cache_exceeded")
+            param = "max_tokens" if pool.blocks_for(prompt + 1) <= pool.total else "prompt"
+            failure = Failure(400, "invalid_request_error", message, param, "kv_cache_exceeded")
             self._refuse(seq, failure)
         elif wanted and wanted != self.weights:
             message = "the weights this request was admitted for are not served any more"
             failure = Failure(503, "server_error", message, None, "weights_changed")
             self._refuse(seq, failure)
+        elif seq.base and seq.base >= seq.max_tokens:
+            self._end(seq, End("length", seq.base))
         elif not seq.admitted:
             seq.admitted = True
             home = seq.handed.home.index
@@ -183,18 +190,21 @@ class SchedulerCore:
         if len(self.ranks) == event.ranks:
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
                 self._admit(seq, now_ns, out)
 
     def _life(self, event: Life, now_ns: int, out: list[Effect]) -> None:
+        """Somebody was replaced; by whom, the life table says."""
+        live = self.board.live(event.role, event.index)
         if event.role == Role.WORKER:
             hello = self.ranks.get(event.index)
-            if hello is not None and hello.address.incarnation < event.incarnation:
+            if hello is not None and hello.address.incarnation < live:
                 self._roll_back(now_ns, out, event.fault)
         elif event.role == Role.DETOKENIZER:
             self._drain(now_ns, out)
             for seq in self.sequences.values():
-                if seq.leased_to and seq.leased_to < event.incarnation:
+                if seq.leased_to and seq.leased_to < live:
                     self._lease(seq, out)
 
     def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:
@@ -231,7 +241,7 @@ class SchedulerCore:
             incarnation,
             handed.home,
             h.trace,
-            handed.params,
+            msgspec.structs.replace(handed.params, max_tokens=seq.max_tokens),
             list(seq.output),
             logprobs,
             seq.base,
@@ -360,7 +370,7 @@ class SchedulerCore:
         live = self.board.live(Role.DETOKENIZER, 0)
         for seq, count in chosen:
             held = seq.held
-            if seq.leased_to != live:
+            if seq.leased_to != live or buggify("lease again"):
                 self._lease(seq, out)
             if not seq.started:
                 seq.started = True

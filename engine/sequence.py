@@ -30,6 +30,7 @@ class Sequence:
     base: int
     credit: int
     logprobs: list[float]
+    max_tokens: int | None  # where the client set none, how many there is room for, once that is known
     blocks: list[int] = field(default_factory=list)
     told_blocks: int = 0
     computed: int = 0
@@ -61,8 +62,3 @@ class Sequence:
     def has_credit(self) -> bool:
         """Whether the client has room for another token."""
         return len(self.output) < self.credit
-
-    @property
-    def max_tokens(self) -> int:
-        """The bound on output tokens, resolved by the tokenizer."""
-        return self.handed.params.max_tokens or 0

@@ -15,13 +15,13 @@ def counts(record: TokenRecord, generation: int, run: int, length: int) -> bool:
     return record.position == length and record.run == run and record.generation == generation
 
 
-def ending(flags: int, length: int, max_tokens: int) -> str | None:
+def ending(flags: int, length: int, max_tokens: int | None) -> str | None:
     """What a counted record ends: "error" (the token is no token), "stop" (an end id), "length", or None."""
     if flags & INVALID_FLAG:
         return "error"
     if flags & END_FLAG:
         return "stop"
-    return "length" if length >= max_tokens else None
+    return "length" if max_tokens is not None and length >= max_tokens else None
 
 
 class StopScanner:

@@ -5,8 +5,6 @@ Rendering and encoding are the shell's (effect ``Encode``, event ``Encoded``). I
 
 from __future__ import annotations
 
-import msgspec
-
 from baton.engine.effects import Effect, Encode, Encoded, Send
 from baton.engine.limits import Limits
 from baton.engine.ownership import Board, Held, Ownership
@@ -19,6 +17,7 @@ from baton.ipc.frames import (
     Halt,
     Handed,
     Life,
+    Prompt,
     Recall,
     Returned,
     Role,
@@ -29,9 +28,13 @@ from baton.ipc.frames import (
 class TokenizerCore:
     """Invariant: every request taken leaves by exactly one hand-over, to the scheduler or home."""
 
-    def __init__(self, me: Address, board: Board, context_tokens_max: int, limits: Limits) -> None:
+    def __init__(
+        self, me: Address, board: Board, context_tokens_max: int, token_bytes_max: int, limits: Limits
+    ) -> None:
+        """``token_bytes_max`` is the length of the longest token: no text has fewer tokens than its bytes over that."""
         self.me = me
         self.context_tokens_max = context_tokens_max
+        self.token_bytes_max = token_bytes_max
         self.limits = limits
         self.hands = Ownership(board, me, limits.request_spans_max)
         self.pending: dict[int, tuple[Held, Submit]] = {}
@@ -76,6 +79,12 @@ class TokenizerCore:
         elif event.prompt.token_ids is not None:
             encoded = Encoded(held.slot, held.generation, event.prompt.token_ids, None)
             self._encoded(held, event, encoded, now_ns, out)
+        elif (least := -(-prompt_bytes(event.prompt) // self.token_bytes_max)) >= self.context_tokens_max:
+            limit = self.context_tokens_max  # nothing so large is worth encoding
+            message = f"the prompt has at least {least} tokens, the context of this model has {limit}"
+            code = "context_length_exceeded"
+            failure = Failure(400, "invalid_request_error", message, _field(event.prompt), code)
+            self._end(held, event, "refused", failure, now_ns, out)
         else:
             self.pending[held.slot] = (held, event)
             out.append(Encode(held.slot, held.generation, event.prompt))
@@ -85,21 +94,21 @@ class TokenizerCore:
             self._end(held, submit, "cancelled", None, now_ns, out)
             return
         tokens, asked = len(event.token_ids), submit.params.max_tokens
-        failure = event.failure or self._too_long(tokens, asked)
+        failure = event.failure or self._too_long(tokens, asked, _field(submit.prompt))
         if failure is not None:
             self._end(held, submit, "refused", failure, now_ns, out)
             return
-        max_tokens = asked if asked is not None else self.context_tokens_max - tokens
-        params = msgspec.structs.replace(submit.params, max_tokens=max_tokens)
         key = self.hands.give(held, Role.SCHEDULER, 0, "queued", now_ns, out)
         prompt_ids, delivered = event.token_ids, submit.delivered
-        handed = Handed(key, submit.home, submit.trace, submit.terms, params, prompt_ids, delivered, submit.credit)
+        handed = Handed(
+            key, submit.home, submit.trace, submit.terms, submit.params, prompt_ids, delivered, submit.credit
+        )
         out.append(Send(Role.SCHEDULER, 0, handed))
 
-    def _too_long(self, tokens: int, asked: int | None) -> Failure | None:
+    def _too_long(self, tokens: int, asked: int | None, field: str) -> Failure | None:
         limit = self.context_tokens_max
         if tokens == 0:
-            return Failure(400, "invalid_request_error", "the prompt has no tokens", "prompt", "empty_prompt")
+            return Failure(400, "invalid_request_error", "the prompt has no tokens", field, "empty_prompt")
         if tokens >= limit:
             message = f"the prompt has {tokens} tokens, the context of this model has {limit} and the answer needs one"
         elif asked is not None and tokens + asked > limit:
@@ -109,7 +118,7 @@ class TokenizerCore:
             )
         else:
             return None
-        return Failure(400, "invalid_request_error", message, "messages", "context_length_exceeded")
+        return Failure(400, "invalid_request_error", message, field, "context_length_exceeded")
 
     def _end(
         self, held: Held, submit: Submit, reason: str, failure: Failure | None, now_ns: int, out: list[Effect]
@@ -122,3 +131,16 @@ class TokenizerCore:
     def story(self) -> str:
         """Every request whose prompt is being encoded, a line each, for dumps."""
         return "".join(f"slot {slot}: {held}\n" for slot, (held, _) in self.pending.items())
+
+
+def _field(prompt: Prompt) -> str:
+    """What the client calls its prompt."""
+    return "messages" if prompt.messages is not None else "prompt"
+
+
+def prompt_bytes(prompt: Prompt) -> int:
+    """Bytes of a prompt's text; what a template adds does not count."""
+    if prompt.messages is None:
+        return len((prompt.text or "").encode())
+    contents = (message.get("content") for message in prompt.messages)
+    return sum(len(content.encode()) for content in contents if isinstance(content, str))

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
 from baton.engine.limits import Limits
-from baton.frontends.errors import Refused, error_body, retry_after
+from baton.frontends.errors import Refused, bad_request, error_body, retry_after
 from baton.frontends.keeping import checked_key
 from baton.frontends.stream import Stream
 from baton.ipc.frames import Failure
@@ -41,6 +42,8 @@ class Exchange:
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:
             raise too_large from None
+        except (web.RequestPayloadError, web.HTTPBadRequest, ContentEncodingError):
+            raise bad_request("the body is not encoded as its headers say", None) from None
         except TimeoutError:
             slow = Failure(408, "timeout_error", "the body did not arrive in time", None, "timeout")
             raise Refused(slow) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -9,7 +10,8 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 def allowed(origin: str | None, host: str, configured: tuple[str, ...]) -> bool:
     """Whether a request with these ``Origin`` and ``Host`` headers may be served: no origin, a configured one, a page
-    of this very host, or one of this machine.
+    of this machine, or one of this very host where that is given as a number. A name proves nothing: whoever owns it
+    may have pointed it here.
     """
     if origin is None or origin in configured or "*" in configured:
         return True
@@ -20,4 +22,12 @@ def allowed(origin: str | None, host: str, configured: tuple[str, ...]) -> bool:
         return False
     if page.scheme not in ("http", "https") or name is None:
         return False
-    return name in _LOCAL or page.netloc.lower() == host.lower()
+    return name in _LOCAL or (_is_number(name) and page.netloc.lower() == host.lower())
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -19,7 +19,7 @@ from baton.ipc.frames import Serving
 from baton.workers.config import Settings
 from baton.workers.process import Process, StartError
 
-STOP_GRACE_S = 1.0
+STOP_GRACE = 1 / 3  # of the time the supervisor waits for the process to end
 
 
 class Entrance(Protocol):
@@ -51,11 +51,14 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
     settings, index = process.settings, process.me.index
     core = DeskCore(process.me, board, board.slice(index), process.limits, settings.frontends)
 
-    def feed(event: object) -> None:
-        shell.feed(event)
-
     reception = Reception(
-        feed, process.now_ns, process.card, process.limits, settings.trace_sample_ratio, index, settings.frontends
+        process.feed,
+        process.now_ns,
+        process.card,
+        process.limits,
+        settings.trace_sample_ratio,
+        index,
+        settings.frontends,
     )
 
     def heard(serving: Serving) -> None:
@@ -78,7 +81,7 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
 
     process.listen(Serving, heard)
     said: dict[type, Callable[[Any], None]] = dict.fromkeys((Named, Begin, Deliver, Finish, Seen), reception.perform)
-    shell = process.run_core(core, {**said, Account: account})
+    process.run_core(core, {**said, Account: account})
     totals = [board.totals(number) for number in range(settings.frontends)]
     sources = Sources(lambda: status(word, board.places()), lambda: Gauges(**board.gauges()), totals, index)
     try:
@@ -88,4 +91,4 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
         raise StartError(str(error)) from error
     process.ready(bound)
     await process.halted.wait()
-    await doors.stop(STOP_GRACE_S)
+    await doors.stop(STOP_GRACE * process.limits.stop_s_max)

@@ -18,7 +18,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])  # click's decorators tak
 
 #: flag -> help; the flag's text is read as its setting's type by ``ops.configure``, like any other source's
 SERVE_FLAGS = {
-    "--model": "Alias, directory or file of the model to serve.",
+    "--model": "Alias or GGUF file of the model to serve.",
     "--served-model-name": "Name clients use for it.",
     "--host": "Address to listen on.",
     "--port": "Port to listen on; 0 picks a free one and prints it.",

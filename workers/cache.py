@@ -55,7 +55,9 @@ class KvPool:
         each = bytes_per_block(config, dtype)
         available = available_bytes(device)
         fitting = max(available - RESERVE_BYTES, 0) // each
-        if not 0 < blocks <= fitting:
+        if blocks < 1:
+            raise MemoryBudgetError(f"the KV cache is too small: one block takes {each} bytes, up to {fitting} fit")
+        if blocks > fitting:
             raise MemoryBudgetError(
                 f"the KV pool of {blocks} blocks needs {blocks * each} bytes, {available} are available; "
                 f"from 1 to {fitting} blocks ({fitting * each} bytes) fit"

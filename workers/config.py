@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str | None = None
     kv_blocks: Count | None = None
-    max_step_tokens: Count = 512
+    max_step_tokens: Count | None = None  # short for limits.step_tokens_max
     threads: Count | None = None
     worker: Literal["model", "scripted"] = "model"
     scripted_step_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0

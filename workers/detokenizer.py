@@ -22,10 +22,10 @@ async def run(process: Process) -> None:
         raise StartError(str(error)) from error
     table = TokenTable(vocabulary.pieces, vocabulary.special)
     tokens = process.steps(TOKEN_READER)
-    shell = process.run_core(DetokenizerCore(process.me, process.board, tokens, table, process.limits), {})
+    process.run_core(DetokenizerCore(process.me, process.board, tokens, table, process.limits), {})
 
     def tokens_came() -> None:
-        shell.feed(Doorbell())
+        process.feed(Doorbell())
 
     process.hear("tokens", tokens_came)
     process.ready({})

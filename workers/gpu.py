@@ -21,6 +21,8 @@ from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
 
 SCRIPTED_BLOCK_TOKENS = 16
+#: before any step was timed: slow enough that no machine's first long step is taken for a hang
+TOKEN_NS_GUESS = 10e6
 SCRIPTED_BLOCKS = 16384
 SCRIPTED_WEIGHTS = "scripted"
 
@@ -66,7 +68,7 @@ class StepLoop:
         self.step_s = step_s
         self.plans = process.plans()
         self.write = process.step_writer() if process.me.index == 0 else None
-        self.token_ns = 0.0  # how long a token takes, on average of late: what the watch is told to expect
+        self.token_ns = TOKEN_NS_GUESS  # how long a token takes, on average of late: what the watch is told to expect
         self._todo: deque[Plan] = deque()
         self._task: asyncio.Task[None] | None = None
 
@@ -76,10 +78,11 @@ class StepLoop:
         if self._todo and self._task is None:
             self._task = self.process.loop.create_task(self._run())
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Give up the step at hand."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         try:
@@ -122,7 +125,10 @@ def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, s
         return ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
-    from baton.workers.runner import Runner
+    from baton.workers.runner import Runner, has_device
+
+    if not has_device(settings.device):
+        raise StartError(f"there is no {settings.device} device here that torch can use; see --device")
 
     kv_bytes = size_bytes(settings.kv_memory) if settings.kv_memory is not None else None
     try:
@@ -158,4 +164,4 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.run_core(Greeter(hello), {})
     process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
     await process.halted.wait()
-    loop.stop()
+    await loop.stop()

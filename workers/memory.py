@@ -33,11 +33,23 @@ class _Ear:
 
 
 class MemoryMachine:
-    """What the processes of one simulated machine share. Invariant: it outlives every process on it."""
+    """What the processes of one simulated machine share. Invariant: it outlives every process on it.
 
-    def __init__(self, loop: VirtualLoop, network: Network, limits: Limits, frontends: int, ranks: int) -> None:
+    ``rung`` is called for every bell before its reader wakes: who wants to harm a ring does it there.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        network: Network,
+        limits: Limits,
+        frontends: int,
+        ranks: int,
+        rung: Callable[[Bell], None] = lambda bell: None,
+    ) -> None:
         self.loop = loop
         self.network = network
+        self._rung = rung
         slots = limits.requests_per_frontend_max
         self._board = bytearray(Board.size(frontends, slots))
         self.board = Board.format(self._board, frontends, slots)
@@ -70,6 +82,7 @@ class MemoryMachine:
 
     def ring_bell(self, bell: Bell) -> None:
         """Wake whoever hears the bell; ringing again before it woke changes nothing."""
+        self._rung(bell)
         ear = self._ears.get(bell)
         if ear is not None and not ear.rung:
             ear.rung = True

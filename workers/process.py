@@ -55,13 +55,17 @@ class Process:
         def beat() -> None:
             self.board.beat(role, index)
 
-        shell = Shell(core, self.links, self._emit, self._note, beat, self.fatal, self.now_ns, perform)
+        self.shell = shell = Shell(core, self.links, self._emit, self._note, beat, self.fatal, self.now_ns, perform)
         shell.start()
-        self.shell = shell
         for frame in self._early:
-            shell.feed(frame)
+            self._hand_on(frame)
         self._early.clear()
         return shell
+
+    def feed(self, event: object) -> None:
+        """An event for the core, of the role's own making."""
+        assert self.shell is not None, "there is no core yet"
+        self.shell.feed(event)
 
     def listen(self, kind: type[FrameT], answer: Callable[[FrameT], None]) -> None:
         """Call ``answer`` with every frame of this kind, before the core handles it."""
@@ -149,15 +153,20 @@ class Process:
         if isinstance(frame, Tell):
             Path(frame.file).write_text("" if self.shell is None else self.shell.core.story())
             return
-        listener = self._listeners.get(type(frame))
-        if listener is not None:
-            listener(frame)
         if self.shell is None:
             self._early.append(frame)
         else:
-            self.shell.feed(frame)
+            self._hand_on(frame)
         if isinstance(frame, Halt):
             self.halted.set()
+
+    def _hand_on(self, frame: AnyFrame) -> None:
+        """First to whoever listens for it, then to the core."""
+        assert self.shell is not None
+        listener = self._listeners.get(type(frame))
+        if listener is not None:
+            listener(frame)
+        self.shell.feed(frame)
 
     def _emit(self, span: Span) -> None:
         self.surroundings.spans.emit(span)

@@ -23,6 +23,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_BYTES_DEFAULT = 1 << 30
 
 
+def has_device(device: str) -> bool:
+    """Whether torch can compute on such a device here."""
+    return device == "cpu" or torch.cuda.is_available()
+
+
 class Runner:
     """One device's model. ``layout``, ``config`` and ``weights_digest`` describe it and do not change."""
 

@@ -13,12 +13,14 @@ TOKEN_READER = 0
 
 async def run(process: Process) -> None:
     """Serve until halted."""
-    limits = msgspec.structs.replace(process.limits, step_tokens_max=process.settings.max_step_tokens)
+    limits, flag = process.limits, process.settings.max_step_tokens
+    if flag is not None:
+        limits = msgspec.structs.replace(limits, step_tokens_max=flag)
     core = SchedulerCore(process.me, process.board, process.steps(TOKEN_READER), process.card.end_ids, limits)
-    shell = process.run_core(core, {Plan: process.plan_writer()})
+    process.run_core(core, {Plan: process.plan_writer()})
 
     def tokens_came() -> None:
-        shell.feed(Doorbell())
+        process.feed(Doorbell())
 
     process.hear("tokens", tokens_came)
     process.ready({})

@@ -111,6 +111,10 @@ class AsyncStream:
 
     async def aclose(self) -> None:
         """No more is wanted; cancels the request where it has not ended."""
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The same, without waiting: there is nothing to wait for."""
         if self._connection is not None and not self._over:
             self._connection.cancel(self._tag)
         self._over = True

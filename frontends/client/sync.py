@@ -159,6 +159,11 @@ class Stream:
         """No more is wanted; cancels the request where it has not ended."""
         self._client._run(self._stream.aclose())
 
+    def __del__(self) -> None:
+        """A loop that was left without a ``with`` block still ends its request, once nobody can read on."""
+        if not self._client._closed:
+            self._client._loop.call_soon_threadsafe(self._stream.abandon)
+
     def __iter__(self) -> Stream:
         return self
 

@@ -105,6 +105,21 @@ def test_a_request_that_can_never_fit_is_refused_with_both_numbers_and_the_next_
     assert engine.flushed()[1].length == 12
 
 
+def test_a_request_without_a_bound_gets_as_many_tokens_as_there_is_room_for() -> None:
+    engine = Engine(blocks=4, block_tokens=4)
+    engine.submit(0, PROMPT, Params(ignore_eos=True))
+    engine.run()
+    assert engine.flushed()[0].length == 16 - len(PROMPT)
+    (lease,) = [frame for frame in engine.sent if isinstance(frame, Lease)]
+    assert lease.params.max_tokens == 16 - len(PROMPT)
+
+
+def test_a_prompt_that_never_fits_is_named_itself() -> None:
+    engine = Engine(blocks=4, block_tokens=4)
+    closed = only(engine.submit(0, [1] * 16, params(1)), Closed)
+    assert closed.failure is not None and closed.failure.param == "prompt"
+
+
 def test_requests_wait_for_the_first_worker() -> None:
     engine = Engine()
     engine.board.set_live(Role.WORKER, 0, 2, 0)

@@ -33,7 +33,7 @@ def board() -> Board:
 
 @pytest.fixture
 def core(board: Board) -> TokenizerCore:
-    return TokenizerCore(address(Role.TOKENIZER), board, 10, Limits())
+    return TokenizerCore(address(Role.TOKENIZER), board, 10, 8, Limits())
 
 
 def submit(key: Key, ids: list[int] | None = None, max_tokens: int | None = None) -> Submit:
@@ -50,7 +50,8 @@ def test_a_text_is_encoded_and_handed_on_with_everything_it_came_with(board: Boa
     key = hand(board, 0, "tokenizing", Role.FRONTEND)
     assert only(core.handle(submit(key), 1), Encode).prompt.text == "hello"
     handed = only(core.handle(Encoded(0, 1, [1, 2, 3], None), 2), Handed)
-    assert (handed.prompt_ids, handed.delivered, handed.credit, handed.params.max_tokens) == ([1, 2, 3], [4, 5], 77, 7)
+    assert (handed.prompt_ids, handed.delivered, handed.credit) == ([1, 2, 3], [4, 5], 77)
+    assert handed.params == submit(key).params
     assert (handed.key.epoch, owner(board, 0)) == (2, (2, "scheduler", False))
     assert core.pending == {}
 
@@ -81,7 +82,22 @@ def test_what_does_not_fit_the_context_is_refused_with_the_numbers(
 @pytest.mark.parametrize(("ids", "max_tokens"), [([1] * 9, None), ([1] * 9, 1), ([1] * 5, 5)])
 def test_what_just_fits_is_handed_on(board: Board, core: TokenizerCore, ids: list[int], max_tokens: int | None) -> None:
     handed = only(answer(board, core, ids, max_tokens), Handed)
-    assert handed.params.max_tokens == (max_tokens or 1)
+    assert handed.params.max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [(Prompt(text="x" * 73), "prompt"), (Prompt(messages=[{"role": "user", "content": "x" * 73}]), "messages")],
+)
+def test_a_text_that_is_too_large_in_any_case_is_refused_unread(
+    board: Board, core: TokenizerCore, prompt: Prompt, field: str
+) -> None:
+    key = hand(board, 0, "tokenizing", Role.FRONTEND)
+    event = Submit(key, address(Role.FRONTEND), TRACE, Terms("m"), Params(), prompt, [], 77)
+    failure = only(core.handle(event, 1), Closed).failure
+    assert failure is not None
+    assert (failure.status, failure.param, failure.code) == (400, field, "context_length_exceeded")
+    assert "at least 10 tokens" in failure.message
 
 
 def test_a_prompt_that_cannot_be_rendered_is_refused_with_its_reason(board: Board, core: TokenizerCore) -> None:

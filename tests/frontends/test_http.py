@@ -268,6 +268,23 @@ async def test_pages_of_other_origins_may_not_post(house: House) -> None:
         assert response.status == 200
 
 
+async def test_a_page_whose_name_was_pointed_here_may_not_post(house: House) -> None:
+    port = house.url.rpartition(":")[2]
+    for host, status in ((f"evil.example:{port}", 403), (f"127.0.0.1:{port}", 200)):
+        house.engine.on_submit = play("a")
+        headers = {"Origin": f"http://{host}", "Host": host}
+        async with house.post("/v1/chat/completions", CHAT, headers=headers) as response:
+            assert response.status == status
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_mistake(house: House, encoding: str) -> None:
+    """What the protocol's own parser refuses is answered by it, in plain text."""
+    headers = {"Content-Encoding": encoding, "Content-Type": "application/json"}
+    async with house.client.post(house.url + "/v1/chat/completions", data=b"{}", headers=headers) as response:
+        assert response.status == 400
+
+
 async def test_connections_are_limited(tmp_path: Path) -> None:
     async with (
         opened(tmp_path, Limits(connections_max=1)) as house,

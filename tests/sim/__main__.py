@@ -1,21 +1,30 @@
-"""``python -m tests.sim --seeds 500``: play many seeds; each that fails is printed with the story of its request."""
+"""``python -m tests.sim --seeds 500``: play many seeds; each that fails is printed with the story of its request.
+
+Level one is the cores alone (``world``), level two whole processes on a machine in memory (``host``).
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import click
 
+from tests.sim.host import Host
 from tests.sim.oracles import Broken
 from tests.sim.world import World
 
+LEVELS: dict[int, type[World] | type[Host]] = {1: World, 2: Host}
 
-def failure(seed: int) -> str | None:
+
+def failure(seed: int, level: int = 1) -> str | None:
     """What is wrong with a seed, or None. Whatever a core or the world raises is wrong as well."""
     try:
-        World(seed).run()
+        LEVELS[level](seed).run()
     except Broken as broken:
         return str(broken)
     except Exception as error:
@@ -23,9 +32,9 @@ def failure(seed: int) -> str | None:
     return None
 
 
-def story(seed: int, lines_max: int) -> str:
+def story(seed: int, lines_max: int, level: int = 1) -> str:
     """The last lines of a failing history: those of the client that the failure names, and every death."""
-    world = World(seed, record=True)
+    world = LEVELS[level](seed, record=True)
     try:
         world.run()
     except Exception as error:
@@ -35,30 +44,37 @@ def story(seed: int, lines_max: int) -> str:
     return "the failure did not come again"
 
 
-def about(world: World, number: int) -> list[str]:
-    """The lines of one client: those that name its door, its trace or a row it had; and the deaths among them."""
-    trace, door = repr(world.clients[number].trace), f"door={number},"
-    mine = [line for line in world.lines if trace in line]
+def about(world: World | Host, number: int) -> list[str]:
+    """The lines of one client: those that name it, its door or a row it had; and the deaths among them."""
+    trace, door = repr(world.clients[number].trace)[2:-1], f"door={number},"
+    named = trace[: 4 * 16]  # of a trace's context, level two's clients choose the first 16 bytes
+    mine = [line for line in world.lines if named in line]
     rows = {found for line in mine for found in re.findall(r"slot=\d+, generation=\d+", line)}
-    marks = (trace, door, "is killed", "starts", "is reaped", *rows)
+    marks = (named, door, f"client {number} ", "is killed", "starts", "is reaped", "Fault(", *rows)
     return [line.replace(trace, "…") for line in world.lines if any(mark in line for mark in marks)]
 
 
 @click.command()
-@click.option("--seeds", default=500, help="How many seeds to play.")
+@click.option("--seeds", default=500, help="How many seeds to play, at each level.")
 @click.option("--first", default=0, help="The first seed.")
+@click.option("--level", "levels", type=click.IntRange(1, 2), multiple=True, help="A level to play; by default both.")
 @click.option("--lines", default=60, help="Lines of the story to print for a failing seed.")
-def main(seeds: int, first: int, lines: int) -> None:
+@click.option("--processes", default=len(os.sched_getaffinity(0)), help="Processes to play in.")
+def main(seeds: int, first: int, levels: tuple[int, ...], lines: int, processes: int) -> None:
     """Play seeds; exit with 1 if any fails."""
-    started = time.monotonic()
     failed = 0
-    for seed in range(first, first + seeds):
-        what = failure(seed)
-        if what is not None:
-            failed += 1
-            click.echo(f"seed {seed}: {what}\n{story(seed, lines)}\n")
-    wall_s = time.monotonic() - started
-    click.echo(f"{seeds} seeds in {wall_s:.1f} s, {failed} failed")
+    with ProcessPoolExecutor(processes) as pool:
+        for level in levels or tuple(LEVELS):
+            started = time.monotonic()
+            played = range(first, first + seeds)
+            broken = 0
+            for seed, what in zip(played, pool.map(partial(failure, level=level), played, chunksize=20), strict=True):
+                if what is not None:
+                    broken += 1
+                    click.echo(f"level {level}, seed {seed}: {what}\n{story(seed, lines, level)}\n")
+            wall_s = time.monotonic() - started
+            click.echo(f"level {level}: {seeds} seeds in {wall_s:.1f} s, {broken} failed")
+            failed += broken
     sys.exit(1 if failed else 0)
 
 

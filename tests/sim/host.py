@@ -10,59 +10,67 @@ import asyncio
 import contextvars
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
+from baton.engine.buggify import armed
 from baton.engine.effects import Died, Dump, Inquire, Kill, Note, Opened, Over, Spawn, StopAsked
 from baton.engine.health import HealthCore
-from baton.engine.limits import Limits
 from baton.engine.watch import Place as Seen
-from baton.ipc.frames import Address, AnyFrame, KVLayout, Role
+from baton.ipc.frames import Address, AnyFrame, KVLayout, Ping, Role
 from baton.ipc.memory_link import Network, Place
+from baton.ipc.ring import CURSORS, WRITTEN
 from baton.ipc.shell import Shell
 from baton.ipc.virtual_clock import Asleep, VirtualLoop
 from baton.workers.config import Card, Launch, Settings
 from baton.workers.fake import ScriptedRunner
 from baton.workers.gpu import StepRunner
-from baton.workers.memory import MemoryMachine
-from tests.sim.faults import SPAN_NS, Fault, make_faults, places_of
-from tests.sim.members import Member
+from baton.workers.memory import Bell, MemoryMachine
+from tests.sim.chance import chance
+from tests.sim.faults import SPAN_NS, Fault, limits_of, make_faults, places_of
+from tests.sim.forger import forged
+from tests.sim.members import Member, Poisonable
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, VOCAB, Shape, make_shape, make_wishes
+from tests.sim.script import MS, VOCAB, make_shape, make_wishes
 from tests.sim.visitors import Visitor
 
-HISTORY_S_MAX = 30.0
-JUDGE_EVERY_S = 0.0007
+HISTORY_S_MAX = 12.0
+JUDGE_EVERY_S = 0.0017  # and no more often than a few times a step
 START_NS = 10_000_000 * MS  # late enough that a request may have been received long ago
 
 
 class Host:
     """Invariant: a place has at most one living member, and its successor starts only when the supervisor says so."""
 
-    def __init__(self, seed: int, record: bool = False) -> None:
+    def __init__(self, seed: int, record: bool = False, forgeries: int = 0) -> None:
+        """With ``forgeries`` so many frames come that nobody should have sent."""
+        self.seed = seed
+        self.forgeries = forgeries
         self.rng = rng = random.Random(seed)
+        self.rare: set[str] = set()
         shape = make_shape(rng)
-        self.shape = shape = replace(shape, limits=_limits(rng, shape), repeats=False)
+        self.places = places_of(shape)
+        self.faults = make_faults(rng, self.places, shape)
+        self.shape = shape = replace(shape, limits=limits_of(rng, shape, self.faults), repeats=False)
         self.record = record
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)
         self.events = 0  # so that the oracles look at owners every time they are asked
         self.deaths = 0
+        self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
-        self.places = places_of(shape)
         self.clients = [Visitor(wish, self) for wish in make_wishes(rng, shape, rng.randrange(6, 15), encode)]
-        self.faults = make_faults(rng, self.places)
         self.stop_at_ns = rng.randrange(SPAN_NS) if rng.random() < 0.2 else None
         self.settings = Settings(
             worker="scripted",
-            scripted_step_ms=rng.choice((0.0, 0.3, 1.0)),
+            scripted_step_ms=rng.choice((0.0, 0.3, 1.0, 8.0, 30.0)),
             max_step_tokens=shape.limits.step_tokens_max,
             limits=shape.limits,
+            frontends=shape.frontends,
         )
         self.card: Card = card(shape.context_tokens)
         self._digest = hashlib.blake2b(digest_size=16)
@@ -71,8 +79,10 @@ class Host:
         self._members: dict[Place, Member] = {}
         self._unborn: set[Place] = set()
         self._pending = len(self.faults)
+        self._judged = False
+        self._damaged: set[Role] = set()  # whose next frame in a ring is to be damaged
         self.network = Network(self.loop, self.loop.now_ns, self._delay_ns, self._lose)
-        self.machine = MemoryMachine(self.loop, self.network, shape.limits, shape.frontends, ranks=1)
+        self.machine = MemoryMachine(self.loop, self.network, shape.limits, shape.frontends, 1, self._rung)
         self.board = self.machine.board
         self.oracles = Oracles(self)  # type: ignore[arg-type]  # it has what the oracles look at, as a world has
         self._end: asyncio.Future[None] = self.loop.create_future()
@@ -82,7 +92,8 @@ class Host:
     def run(self) -> str:
         """Play the history to its end and return its hash; raises ``Broken`` when an oracle objects."""
         try:
-            self.loop.run_until_complete(self._play())
+            with armed(chance(self.seed, self.rare)):
+                self.loop.run_until_complete(self._play())
         except Asleep:
             raise Broken(f"everybody waits for somebody else: {self.oracles.unfinished()}") from None
         except TimeoutError:
@@ -106,22 +117,30 @@ class Host:
         self.oracles.check(not left, f"the server is over, and these live: {left}")
         waiting = [f"{client} is {client.state}" for client in self.clients if client.state == "open"]
         self.oracles.check(not waiting, f"the server is over, and {waiting}")
-        if self.stop_at_ns is not None:
+        if not self._judged:
             self.oracles.at_the_end()
 
     async def _judge(self) -> None:
         """Look again and again; when all is done, ask the server to end."""
+        pause_s = max(JUDGE_EVERY_S, self.settings.scripted_step_ms / 4000)
         while True:
-            await asyncio.sleep(JUDGE_EVERY_S)
-            for member in self.live.values():
-                self.judge(self.oracles.after, member)
+            await asyncio.sleep(pause_s)
+            members = list(self.live.values())
+            if members:  # any one: its look is at all of them; only a scheduler is asked for more
+                self.judge(self.oracles.after, max(members, key=lambda member: member.me.role == Role.SCHEDULER))
             if not self.stop_asked and self.stop_at_ns is None and self._done():
                 self.judge(self.oracles.at_the_end)
+                self._judged = True
                 self.ask_to_stop()
 
     def _done(self) -> bool:
         quiet = not self._pending and not any(member.compartment.frozen for member in self._members.values())
-        return quiet and self.supervisor.core.phase == "serving" and not self.oracles.unfinished()
+        return quiet and self.health.phase == "serving" and not self.oracles.unfinished()
+
+    @property
+    def ending(self) -> bool:
+        """Whether the server is on its way to its end, asked or because it cannot be kept up."""
+        return self.health.phase in ("draining", "stopping")
 
     def ask_to_stop(self) -> None:
         """SIGTERM."""
@@ -193,7 +212,8 @@ class Host:
         """The script in place of a model."""
         shape = self.shape
         runner = ScriptedRunner(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, faulty=shape.faulty)
-        return runner, KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32"), "w"
+        layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
+        return Poisonable(runner) if shape.poison else runner, layout, "w"
 
     def _make_supervisor(self) -> Shell:
         limits, me = self.shape.limits, Address(Role.SUPERVISOR, "m", 0, 0, 1)
@@ -201,7 +221,7 @@ class Host:
         def deliver(frame: AnyFrame) -> None:
             shell.feed(frame)
 
-        core = HealthCore(me, self.board, self.places, self._observe, limits)
+        self.health = core = HealthCore(me, self.board, self.places, self._observe, limits)
         links = self.network.connect(me, limits, self.board, deliver, self._reported)
         shell = Shell(
             core,
@@ -226,7 +246,8 @@ class Host:
         self.say(f"the supervisor notes {note.event} {note.fields}")
 
     def _reported(self, event: str, detail: str) -> None:
-        self.object(f"the supervisor: {event} {detail}")
+        self.said[f"supervisor {event}"] += 1
+        self.judge(self.oracles.check, self.forgeries > 0, f"the supervisor: {event} {detail}")
 
     def _observe(self) -> list[tuple[Seen, str]]:
         """Every place whose process runs, and how the kernel would call its state."""
@@ -264,17 +285,22 @@ class Host:
     def ended(self, member: Member, status: int) -> None:
         """A process came to its end in good order."""
         left = member.compartment.left()
-        own = [line for line in left if "main" not in line]
+        own = [line for line in left if "coro=<Member.main()" not in line]
         self.judge(self.oracles.check, not own, f"{member.me} ended and left {own}")
-        self.judge(self.oracles.check, self.stop_asked, f"{member.me} ended by itself with {status}")
+        self.judge(self.oracles.check, self.ending, f"{member.me} ended by itself with {status}")
         self.later(0, self._exit, member, f"status {status}")
 
-    def _exit(self, member: Member, how: str) -> None:
+    def crashed(self, member: Member) -> None:
+        """A process ended itself over something that it could not go on from."""
+        self.deaths += 1
+        self.later(0, self._exit, member, "status 1", True)
+
+    def _exit(self, member: Member, how: str, fault: bool = False) -> None:
         if self._members.get(member.place) is member:
             del self._members[member.place]
             member.compartment.kill()
             self.network.kill(member.me)
-            self._reap(member.me, how)
+            self._reap(member.me, how, fault)
 
     def kill(self, place: Place) -> None:
         """SIGKILL: at once, with what its links lose; the supervisor will notice."""
@@ -291,11 +317,16 @@ class Host:
             self.kill(member.place)
 
     def _kill_asked(self, effect: Kill) -> None:
-        self._unborn.discard((effect.role, effect.index))
+        """The supervisor kills who hangs, who damaged a ring, or lost what was in one, and nobody else."""
+        place = (effect.role, effect.index)
+        self._unborn.discard(place)
+        member, condemned = self._members.get(place), self.health.children[place].condemned or ""
+        hangs = member is None or member.compartment.frozen or "ring" in condemned or "could not read" in condemned
+        self.judge(self.oracles.check, hangs, f"{place} is killed though it works")
         self.later(self.jitter(1), self.kill, (effect.role, effect.index))
 
-    def _reap(self, me: Address, how: str) -> None:
-        died = Died(me.role, me.index, me.incarnation, how, fault=False)
+    def _reap(self, me: Address, how: str, fault: bool = False) -> None:
+        died = Died(me.role, me.index, me.incarnation, how, fault)
         self.later(self.jitter(self.rng.choice((1, 30))), self.supervisor.feed, died)
 
     # -------------------------------------------------------------------------------- what happens
@@ -306,14 +337,18 @@ class Host:
             self.later(client.wish.at_ns / 1e9, client.arrive)
         for fault in self.faults:
             self.later(fault.at_ns / 1e9, self._strike, fault)
+        for _ in range(self.forgeries):
+            self.later(self.rng.randrange(SPAN_NS) / 1e9, self._forge)
         if self.stop_at_ns is not None:
             self.later(self.stop_at_ns / 1e9, self.ask_to_stop)
+            if self.rng.random() < 0.2:
+                self.later(self.stop_at_ns / 1e9 + self.jitter(60), self.ask_to_stop)
 
     def _is_over(self, effect: Over) -> None:
         self.over = True
-        if effect.failure is not None:
-            self.object(effect.failure)
-        elif not self._end.done():
+        spent = effect.failure is not None and "died" in effect.failure and self.deaths > self.shape.limits.restarts_max
+        self.judge(self.oracles.check, effect.failure is None or spent, f"the server failed: {effect.failure}")
+        if not self._end.done():
             self._end.set_result(None)
 
     def _strike(self, fault: Fault) -> None:
@@ -330,30 +365,29 @@ class Host:
             case "stop" | "hang":
                 member.stopped = fault.name == "stop"
                 member.compartment.freeze()
-            case "slow":
+            case "slow" | "full ring":
                 member.compartment.freeze()
                 self.later(fault.for_ns / 1e9, member.compartment.thaw)
+            case "damage":
+                self._damaged |= {fault.place[0]}
             case name:
                 raise AssertionError(name)
 
+    def _forge(self) -> None:
+        """Somebody who is nobody speaks to a process or to the supervisor."""
+        ghost, receiver = Address(Role.WORKER, "m", 9, 0, 0), self.rng.choice([*self.places, (Role.SUPERVISOR, 0)])
+        self.network.carry(ghost, receiver, Ping(), forged(self.rng), self.forgeries)
 
-def _limits(rng: random.Random, shape: Shape) -> Limits:
-    """The bounds of a world's processes: tight, so that they are met within a second."""
-    return msgspec.structs.replace(
-        shape.limits,
-        inbox_frames_max=rng.choice((2, 8, 4096)),
-        inbox_batch_frames_max=rng.choice((1, 64)),
-        token_ring_bytes=shape.token_ring_bytes,
-        plan_ring_bytes=shape.plan_ring_bytes,
-        watch_interval_s=0.05,
-        ping_interval_s=0.1,
-        hung_s_max=0.3,
-        tell_s_max=0.01,
-        restart_backoff_s=0.002,
-        restart_window_s=0.2,
-        restarts_max=1000,
-        lone_deaths_max=1000,
-        drain_s_max=3.0,
-        stop_s_max=0.5,
-        start_s_max=5.0,
-    )
+    def _rung(self, bell: Bell) -> None:
+        """Somebody wrote to a ring; if it is to be damaged, a byte of what was written last is turned over."""
+        ring, writer = bell[2], Role.WORKER if bell[2] == "tokens" else Role.SCHEDULER
+        if writer not in self._damaged:
+            return
+        view = self.machine.map_ring(ring)
+        written, cursor = view.words[WRITTEN], view.words[CURSORS + (bell[0] == Role.DETOKENIZER)]
+        if cursor < written:
+            self._damaged -= {writer}
+            at = self.rng.randrange(cursor, written) % view.capacity
+            view.data[at] ^= 1 << self.rng.randrange(8)
+            self.say(f"the {ring} ring is damaged at {at}")
+        view.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Span
 from baton.frontends import process as frontend
 from baton.ipc.frames import Role
@@ -13,15 +15,18 @@ from baton.ipc.memory_link import Place
 from baton.ipc.virtual_clock import Compartment
 from baton.workers import detokenizer, gpu, scheduler, tokenizer
 from baton.workers.config import Launch
+from baton.workers.fake import ScriptedRunner
 from baton.workers.memory import MemorySurroundings
 from baton.workers.process import Process, live
+from tests.sim.script import POISON
 from tests.sim.visitors import Entrance
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
 
-#: what a process says only when something is wrong with it
-WRONG = ("fatal", "task_failed", "malformed_frame", "foreign_frame", "unexpected_frame", "astray_frame")
+#: what a process says only when something is wrong with it, or with those who speak to it
+WRONG = ("fatal", "task_failed")
+DROPPED = ("malformed_frame", "foreign_frame", "oversized_frame", "unexpected_frame", "astray_frame")
 
 
 class Member:
@@ -56,9 +61,11 @@ class Member:
     async def main(self) -> None:
         """What ``workers.child`` does, on this machine."""
         host = self.host
-        log = Log(Recorder(host, str(self.me)))
+        log = Log(Recorder(host, self))
         surroundings = MemorySurroundings(host.machine, self.compartment, self.me, log, Spans(host))
         self.process = Process(self.launch, self.me, surroundings)
+        if host.rng.random() < 0.3:  # it is long in loading, and hears frames meanwhile
+            await asyncio.sleep(host.jitter(30))
         host.ended(self, await live(self.process, self._role()))
 
     def _role(self) -> Callable[[Process], Coroutine[None, None, None]]:
@@ -79,12 +86,30 @@ class Member:
         self.process.loop_failed(self.host.loop, {"exception": error, "message": "a callback failed"})
 
 
+class Poisoned(Exception):
+    """What a worker cannot compute, however often it is tried."""
+
+
+class Poisonable:
+    """A runner that fails at the second token of the requests that a poisoned world has."""
+
+    def __init__(self, runner: ScriptedRunner) -> None:
+        self._runner = runner
+
+    def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """As the runner's, but for the poisoned."""
+        if any(row.sampling.seed == POISON and row.position == 1 for row in rows):
+            raise Poisoned
+        return self._runner.step(rows)
+
+
 class Recorder:
     """The log of a process, read by the host."""
 
-    def __init__(self, host: Host, who: str) -> None:
+    def __init__(self, host: Host, member: Member) -> None:
         self._host = host
-        self._who = who
+        self._member = member
+        self._who = member.me
 
     def debug(self, event: str, **fields: Any) -> None:
         """Below what is worth a line."""
@@ -94,8 +119,13 @@ class Recorder:
 
     def warning(self, event: str, **fields: Any) -> None:
         """A line of the history; some are wrong in any history."""
+        if self._host.over:
+            return
         self._host.say(f"{self._who} logs {event}")
-        if event in WRONG:
+        self._host.said[f"{self._who.role.name.lower()} {event}"] += 1
+        if isinstance(fields.get("exc_info"), Poisoned):
+            self._host.crashed(self._member)
+        elif event in WRONG or (event in DROPPED and not self._host.forgeries):
             self._host.object(f"{self._who}: {event} {fields}")
 
     error = warning

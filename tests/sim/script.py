@@ -113,7 +113,8 @@ def _bytes(ids: list[int], skip_special: bool) -> bytes:
 def reference(wish: Wish, shape: Shape) -> Truth:
     """The true answer, token by token from the script."""
     params, prompt = wish.params, len(wish.prompt_ids)
-    limit = params.max_tokens if params.max_tokens is not None else shape.context_tokens - prompt
+    room = min(shape.context_tokens, shape.capacity)
+    limit = params.max_tokens if params.max_tokens is not None else max(1, room - prompt)
     too_long = prompt + (params.max_tokens or 0) > shape.context_tokens or prompt >= shape.context_tokens
     if not prompt or too_long or prompt + limit > shape.capacity:
         return Truth("refused")

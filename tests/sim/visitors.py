@@ -15,10 +15,11 @@ from baton.frontends.stream import Stream
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Role
 from baton.workers.config import Settings
-from tests.sim.script import MS, Wish, reference
+from tests.sim.script import Wish, reference
 
 if TYPE_CHECKING:
-    from tests.sim.host import Host, Member
+    from tests.sim.host import Host
+    from tests.sim.members import Member
 
 #: what a client is told when the server ends
 ENDINGS = ("shutting_down", "engine_stopped")
@@ -79,7 +80,6 @@ class Visitor:
         self.room = True
         self.cancelled = ""
         self.deadline_ns = 0
-        self.stopped = False  # told that the server ends
         self._member: Member | None = None
         self._visit: asyncio.Task[None] | None = None
         self._stream: Stream | None = None
@@ -157,8 +157,8 @@ class Visitor:
         self.state, self.finish = "ended", finish
         self.host.say(f"{self} ends: {finish.reason}")
         if finish.failure is not None and finish.failure.code in ENDINGS:
-            self.stopped = True
-            self.host.judge(self.host.oracles.check, self.host.stop_asked, f"{self} is told that the server ends")
+            self.room = self.room and finish.failure.code != "shutting_down"  # refused at the door: no account
+            self.host.judge(self.host.oracles.check, self.host.ending, f"{self} is told that the server ends")
             return
         self.host.judge(self.host.oracles.finished, self, finish)
 
@@ -185,11 +185,3 @@ class Visitor:
 
     def __str__(self) -> str:
         return f"client {self.wish.number}"
-
-
-def late(visitors: list[Visitor]) -> list[str]:
-    """Who still waits for something."""
-    return [f"{visitor} is {visitor.state}" for visitor in visitors if visitor.state in ("waiting", "open")]
-
-
-__all__ = ["MS", "Entrance", "Visitor", "late"]

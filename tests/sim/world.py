@@ -17,29 +17,35 @@ from typing import Any
 
 import msgspec
 
+from baton.engine.buggify import armed
 from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import (
     Account,
     Begin,
     Deliver,
+    Died,
     Doorbell,
     Encode,
     Encoded,
     Finish,
     Named,
+    Over,
     Plan,
     Send,
     Span,
+    Spawn,
     Tick,
     Wake,
 )
+from baton.engine.health import HealthCore
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import Board
-from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Role
+from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Ready, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
+from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.oracles import Broken, Oracles
 from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
@@ -81,7 +87,9 @@ class World:
     """Invariant: only processes in ``live`` handle events, and the life table is raised after a death only."""
 
     def __init__(self, seed: int, record: bool = False) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
+        self.rare: set[str] = set()
         self.shape = make_shape(self.rng)
         self.now = 0
         self.events = 0
@@ -105,16 +113,20 @@ class World:
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
         self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.WORKER, Role.DETOKENIZER)]
+        restless = msgspec.structs.replace(limits, restarts_max=1000, restart_backoff_s=1e-9, watch_interval_s=1.0)
+        supervisor = Address(Role.SUPERVISOR, "m", 0, 0, 1)
+        self.health = HealthCore(supervisor, self.board, self.places, lambda: [], restless)
 
     # -------------------------------------------------------------------------------- time
 
     def run(self) -> str:
         """Play the history to its end and return its hash; raises ``Broken`` when an oracle objects."""
+        with armed(chance(self.seed, self.rare)):
+            return self._play()
+
+    def _play(self) -> str:
         rng = self.rng
-        for place in self.places:
-            self.board.set_live(*place, 1, 0)
-        for place in self.places:
-            self._spawn(place, 1)
+        self._oversee(self.health.start(0))
         for client in self.clients:
             self.at(client.wish.at_ns, client.arrive)
         for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 9))):
@@ -163,7 +175,7 @@ class World:
         if role == Role.FRONTEND:
             core = DeskCore(me, self.board, self.board.slice(index), limits, self.shape.frontends)
         elif role == Role.TOKENIZER:
-            core = TokenizerCore(me, self.board, self.shape.context_tokens, limits)
+            core = TokenizerCore(me, self.board, self.shape.context_tokens, 8, limits)
         elif role == Role.SCHEDULER:
             core = SchedulerCore(me, self.board, StepReader(RingReader(self.tokens, 0)), (END,), limits)
         else:
@@ -321,7 +333,7 @@ class World:
         if place[0] == Role.FRONTEND:
             for client in self.clients:
                 client.disconnect(place[1])
-        self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation + 1, unexplained)
+        self.at(self._jitter(self.rng.choice((2, 50))), self._reap, place, process.incarnation, unexplained)
 
     def _lose(self, link: Link, take: Callable[[], bytes]) -> None:
         waiting = len(link.frames)
@@ -329,12 +341,39 @@ class World:
             take()
 
     def _reap(self, place: Place, incarnation: int, unexplained: bool) -> None:
-        self.board.set_live(*place, incarnation, self.now)
-        self.say(f"{place[0].name.lower()}-{place[1]} is reaped, #{incarnation} is next")
+        self.say(f"{place[0].name.lower()}-{place[1]} is reaped")
         if not self.shape.poison:  # nothing is guilty there, but may look so
             unexplained = self.rng.random() < 0.5
-        others = [other for other in self.places if other != place]
-        self.rng.shuffle(others)
-        for other in others:
-            self.send((Role.SUPERVISOR, 0), 1, other, Life(*place, incarnation, unexplained))
-        self.at(self._jitter(self.rng.choice((1, 60))), self._spawn, place, incarnation)
+        self._supervise(Died(*place, incarnation, "signal SIGKILL", unexplained))
+
+    def _supervise(self, event: object) -> None:
+        """The supervisor hears of something; it is never down."""
+        self._oversee(self.health.handle(event, self.now))
+
+    def _oversee(self, effects: list[Any]) -> None:
+        """What the supervisor wants done. Its word to the doors, pings and dumps are level two's."""
+        for effect in effects:
+            match effect:
+                case Spawn() if self.health.phase == "starting":
+                    self._spawn((effect.role, effect.index), effect.incarnation)
+                    address = Address(effect.role, "m", 0, effect.index, effect.incarnation)
+                    self._supervise(Ready(address, {}))
+                case Spawn():
+                    self._tell_of(effect, effects)
+                    delay_ns = self._jitter(self.rng.choice((1, 60)))
+                    self.at(delay_ns, self._spawn, (effect.role, effect.index), effect.incarnation)
+                case Wake():
+                    delay_ns = max(0, effect.at_ns - self.now)
+                    self.at(delay_ns, self._supervise, Tick(effect.name), busy=effect.name.startswith("restart"))
+                case Over():
+                    raise Broken(f"the supervisor gave up: {effect.failure}")
+                case _:
+                    pass
+
+    def _tell_of(self, spawn: Spawn, effects: list[Any]) -> None:
+        """Everyone hears of a new life, in any order."""
+        lives = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.frame, Life)]
+        lives = [life for life in lives if (life.role, life.index) != (spawn.role, spawn.index)]
+        self.rng.shuffle(lives)
+        for life in lives:
+            self.send((Role.SUPERVISOR, 0), 1, (life.role, life.index), life.frame)

@@ -1,0 +1,107 @@
+"""Damage in a real ring is seen, given up, told of, and read past."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.engine.batch import Sampling
+from baton.engine.effects import Plan, Row, Start, StepDone, TokenRecord
+from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
+from baton.ipc.ring import CURSORS, HEADER_BYTES, WRITTEN, Ring, RingDamaged, RingReader, RingWriter
+
+BYTES = 4096
+DONE = StepDone(1, 7, [TokenRecord(2, 1, 3, 0, 42, 0, -0.5), TokenRecord(3, 1, 3, 4, 43, 1, -1.5)])
+PLAN = Plan((1,), 7, [4], [Start(2, 1, 3, [5, 6], 2, Sampling(0.0, 1.0, 0, 1, (1,)))], [Row(2, 0, 2, [9], True)])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    Ring.create(tmp_path / "ring", BYTES, 1).close()
+    return tmp_path / "ring"
+
+
+@pytest.fixture
+def ring(path: Path) -> Iterator[Ring]:
+    opened = Ring.open(path)
+    yield opened
+    opened.close()
+
+
+def turn_over(path: Path, at: int, bit: int = 0) -> None:
+    """Damage a byte of the file, as a process gone wild would."""
+    with path.open("rb+") as file:
+        file.seek(HEADER_BYTES + at)
+        byte = file.read(1)[0]
+        file.seek(HEADER_BYTES + at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def test_a_byte_turned_over_anywhere_in_a_frame_is_seen_and_the_next_frame_is_read(path: Path, ring: Ring) -> None:
+    told: list[RingDamaged] = []
+    reader, writer = StepReader(RingReader(ring, 0), 8, told.append), StepWriter(RingWriter(ring))
+    writer.write(DONE)
+    frame_bytes = ring.words[WRITTEN]
+    assert reader.read() == [DONE]
+    padding = (-(24 + 28 * len(DONE.records) + 16)) % 8
+    for offset in range(frame_bytes - padding):
+        begins = ring.words[WRITTEN] % ring.capacity
+        writer.write(DONE)
+        if ring.words[WRITTEN] % ring.capacity != begins + frame_bytes:  # it went around the ring's end
+            begins = 0
+        turn_over(path, begins + offset, offset % 8)
+        assert reader.read() == [] and len(told) == offset + 1
+        writer.write(DONE)
+        assert reader.read() == [DONE]
+
+
+def test_records_about_rows_that_are_not_there_are_damage(ring: Ring) -> None:
+    told: list[RingDamaged] = []
+    reader, writer = StepReader(RingReader(ring, 0), 3, told.append), StepWriter(RingWriter(ring))
+    writer.write(DONE)
+    assert reader.read() == [] and "slot 3" in str(told[0])
+
+
+@pytest.mark.parametrize("word", [0, 1 << 63, 12345])
+def test_cursors_that_make_no_sense_are_damage(ring: Ring, word: int) -> None:
+    told: list[RingDamaged] = []
+    reader, writer = StepReader(RingReader(ring, 0), 8, told.append), StepWriter(RingWriter(ring))
+    writer.write(DONE)
+    reader.read()
+    ring.words[WRITTEN] = word
+    assert reader.read() == [] and told
+    assert ring.words[CURSORS] == ring.words[WRITTEN]
+
+
+def noise(kind: str, rng: random.Random) -> bytes:
+    whole = bytearray(rng.randbytes(rng.randrange(200)))
+    if kind == "nested":
+        whole = bytearray(b"\x91" * rng.randrange(1, 1500))
+    return bytes(whole)
+
+
+Maker = Callable[[RingReader, Callable[[RingDamaged], None]], StepReader | PlanReader]
+
+
+@pytest.mark.parametrize("kind", ["random", "nested"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda reader, damaged: StepReader(reader, 8, damaged), PlanReader],
+    ids=["steps", "plans"],
+)
+def test_frames_of_noise_are_damage_and_what_is_written_later_is_read(ring: Ring, make: Maker, kind: str) -> None:
+    told: list[RingDamaged] = []
+    reader = make(RingReader(ring, 0), told.append)
+    rng, writer = random.Random(3), RingWriter(ring)
+    for number in range(1, 300):
+        assert writer.write(noise(kind, rng))
+        assert reader.read() == [] and len(told) == number
+    if isinstance(reader, StepReader):
+        StepWriter(writer).write(DONE)
+        assert reader.read() == [DONE]
+    else:
+        PlanWriter(writer).write(PLAN)
+        assert reader.read() == [PLAN]
