@@ -27,6 +27,16 @@ async def failed_start(*flags: str, environment: dict[str, str] | None = None) -
     return status, lines
 
 
+async def until_draining(server: Server) -> None:
+    """Wait until the server says that it lets nobody in any more."""
+    async with asyncio.timeout(5):
+        while True:
+            async with server.session.get(f"{server.url}/ready") as response:
+                if response.status == 503:
+                    assert (await response.json())["state"] == "draining"
+                    return
+
+
 async def test_two_servers_on_one_host_do_not_touch_each_other() -> None:
     base = Path(tempfile.mkdtemp(prefix="baton-", dir="/dev/shm"))
     async with Server(*SCRIPTED, base=base) as one:
@@ -47,12 +57,7 @@ async def test_a_termination_lets_streams_finish_and_refuses_new_work() -> None:
         events = server.stream(prompt=[5, 6, 7], max_tokens=50, ignore_eos=True)
         chunks = [await anext(events)]
         server.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
-            while True:
-                async with server.session.get(f"{server.url}/ready") as response:
-                    if response.status == 503:
-                        assert (await response.json())["state"] == "draining"
-                        break
+        await until_draining(server)
         body = {"model": "smollm2-135m", "prompt": [1]}
         async with server.session.post(f"{server.url}/v1/completions", json=body) as response:
             assert response.status == 503
@@ -67,6 +72,7 @@ async def test_a_second_termination_ends_at_once() -> None:
         events = server.stream(prompt=[5, 6, 7], max_tokens=4000, ignore_eos=True)
         await anext(events)
         server.process.send_signal(signal.SIGTERM)
+        await until_draining(server)  # two signals at once may come as one
         server.process.send_signal(signal.SIGTERM)
         rest = [event async for event in events]
         assert rest[-1]["error"]["code"] == "engine_stopped"
