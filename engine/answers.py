@@ -45,7 +45,10 @@ class Listener:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One kept answer. ``door`` is its number at the frontend's core; ``idle_ns`` is since when nobody listens."""
+    """One kept answer. ``door`` is its number at the frontend's core; ``idle_ns`` is since when nobody listens.
+
+    ``lost`` listeners went without a word, the last at ``lost_ns``, and may come back to a resumable one.
+    """
 
     door: int
     request_id: bytes
@@ -60,6 +63,8 @@ class Answer:
     taken: int = 0
     listeners: dict[Visitor, Listener] = field(default_factory=dict)
     idle_ns: int = 0
+    lost: int = 0
+    lost_ns: int = 0
 
     def add(self, effect: Deliver, now_ns: int) -> None:
         """More output."""
@@ -153,6 +158,10 @@ class Answers:
         self.by_id.pop(answer.request_id, None)
         if self.ended.pop(answer.door, None) is not None:
             self.bytes -= answer.bytes
+
+    def awaited(self, answer: Answer, now_ns: int) -> bool:
+        """Whether somebody who listened may still come back for the rest."""
+        return answer.resumable and answer.lost > 0 and now_ns - answer.lost_ns < self.limits.resume_s_max * 1e9
 
     def overdue(self, answer: Answer, now_ns: int) -> bool:
         """Whether nobody has listened for longer than it is worth keeping."""

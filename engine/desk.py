@@ -154,6 +154,7 @@ class DeskCore:
                     seen = Seen(event.door, answer.request_id, answer.keep.memo, began, text, answer.finish)
                     self._reply(visitor, seen, out)
                 else:
+                    answer.lost = max(0, answer.lost - 1)
                     self._attach(visitor, answer, event.after, now_ns, out)
             case _ if visitor in self.heard:
                 self._listener(self.heard[visitor], visitor, event, now_ns, out)
@@ -214,7 +215,8 @@ class DeskCore:
                     self._took(answer, position, now_ns, out)
                     self._pump(answer, listener, out)
             case Gone(wants_end=True):
-                if answer.finish is None and len(answer.listeners) == 1:
+                alone = len(answer.listeners) == 1 and not self.answers.awaited(answer, now_ns)
+                if answer.finish is None and alone:
                     self.answers.forget_key(answer)
                     self._front(Gone(answer.door, event.reason, True), now_ns, out)
                 elif not listener.told:  # the others want it still
@@ -222,6 +224,8 @@ class DeskCore:
                     self._reply(visitor, answer.end(listener, "cancelled"), out)
             case Answered() | Gone():
                 del answer.listeners[visitor], self.heard[visitor]
+                if isinstance(event, Gone) and event.reason == "disconnected":
+                    answer.lost, answer.lost_ns = answer.lost + 1, now_ns
                 if answer.finish is not None:
                     error = event.error if isinstance(event, Answered) else event.reason
                     self._front(Answered(answer.door, error), now_ns, out)
@@ -233,7 +237,7 @@ class DeskCore:
         answer.idle_ns = now_ns
         reason = event.reason if isinstance(event, Gone) else "disconnected"
         if answer.finish is None:
-            if answer.resumable and reason == "disconnected":
+            if answer.resumable and (reason == "disconnected" or self.answers.awaited(answer, now_ns)):
                 self.front.attend(answer.door, False, now_ns)
             else:
                 self._abandon(answer, reason, now_ns, out)

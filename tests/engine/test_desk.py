@@ -227,6 +227,25 @@ def test_who_says_goodbye_is_not_waited_for(house: House) -> None:
     assert count(house.tell(0, Gone(1, "cancelled", False)), Cancel) == 1
 
 
+@pytest.mark.parametrize("wants_end", [True, False])
+def test_who_may_still_come_back_is_not_cancelled_by_another(house: House, wants_end: bool) -> None:
+    house.open(0, 1, KEYS[0], resumable=True)
+    house.open(0, 2, KEYS[0], resumable=True)
+    slot, request_id = house.slot(0), house.named(0, 1).request_id
+    house.runs(slot)
+    house.say(slot, 0, 7)
+    house.tell(0, Gone(1, "disconnected", False))
+    house.tell(0, Gone(2, "cancelled", wants_end))
+    if wants_end:
+        assert house.end(0, 2).reason == "cancelled"
+        house.tell(0, Answered(2))
+    assert count(house.frames, Cancel) == 0
+    house.tell(0, Attach(3, request_id, 1))
+    house.say(slot, 1, 8)
+    house.close(slot, 2)
+    assert (house.ids(0, 3), house.end(0, 3).reason) == ([8], "length")
+
+
 def test_an_end_that_came_while_nobody_listened_waits_and_its_row_is_free(house: House) -> None:
     house.open(0, 1, resumable=True)
     slot = house.slot(0)

@@ -42,6 +42,8 @@ PINNED = {
     107: "a worker ran a plan that was made for its predecessor",
     108: "a frame for an earlier generation of the slot was believed",
     134: "a cancel came between two owners and neither heard it",
+    967: "one client's cancel ended an answer that another might have come back for",
+    3448: "one client's goodbye ended an answer that another might have come back for",
     170: "a worker died between its commit and the bell, and nobody read the token",
 }
 
