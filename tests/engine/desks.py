@@ -138,3 +138,7 @@ class House:
 
     def ended(self, index: int, door: int) -> bool:
         return any(isinstance(one, Finish) for one in self.heard.get((index, door), ()))
+
+
+def count(frames: list[object], kind: type) -> int:
+    return sum(isinstance(frame, kind) for frame in frames)
