@@ -170,8 +170,10 @@ class HttpDoor:
                 raise
             message = _REASONS.get(error.status, "the request cannot be read")
             failure = Failure(error.status, "invalid_request_error", message, None, None)
-        except ConnectionError:
-            raise
+        except ConnectionError:  # the client is gone: nobody is there to be answered, and nothing is wrong here
+            if request.transport is not None:
+                request.transport.abort()
+            raise asyncio.CancelledError from None
         except Exception:
             log.exception("a handler failed", extra={"path": request.path})
             failure = INTERNAL

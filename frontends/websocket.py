@@ -74,9 +74,10 @@ class WebSocketDoor:
         self.sockets.add(socket)
         try:
             await _Connection(self, request, socket).run()
-        except Exception:
-            log.exception("a connection failed")
-            await socket.close(code=WSCloseCode.INTERNAL_ERROR)
+        except Exception as error:
+            if not _gone(error):
+                log.exception("a connection failed")
+                await socket.close(code=WSCloseCode.INTERNAL_ERROR)
         finally:
             self.sockets.discard(socket)
         return socket
@@ -85,6 +86,12 @@ class WebSocketDoor:
         """Tell the clients that the server goes away."""
         going = [socket.close(code=WSCloseCode.GOING_AWAY, message=b"shutting down") for socket in self.sockets]
         await asyncio.gather(*going, return_exceptions=True)
+
+
+def _gone(error: Exception) -> bool:
+    """Whether all that went wrong is that the client left."""
+    rest = error.split(ConnectionError)[1] if isinstance(error, ExceptionGroup) else error
+    return rest is None or isinstance(rest, ConnectionError)
 
 
 class _Socket(web.WebSocketResponse):
