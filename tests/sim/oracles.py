@@ -241,6 +241,9 @@ class Oracles:
         if not client.room or (client.wish.kept and client.named is None):
             return
         client = client.owner if client.wish.kept else client
+        failure = client.finish.failure if client.finish is not None else None
+        if failure is not None and failure.code == "overloaded":
+            return  # its home frontend had no row for it
         if alive or client.request_id in self.accounts:
             self.check(client.request_id in self.accounts, f"{client} has no account")
             self.check(self.roots[client.trace[:16]] == 1, f"{client} has {self.roots[client.trace[:16]]} roots")
