@@ -27,6 +27,10 @@ OWNERS_EVERY_EVENTS = 6
 CANCELS = ("cancelled", "timeout", "slow_consumer")
 
 
+#: ends that are no answer: whoever repeats the key begins anew, though others may not have heard of the end yet
+BAD = ("error", "refused")
+
+
 class Broken(Exception):
     """An oracle objects."""
 
@@ -102,9 +106,7 @@ class Oracles:
         for other in self.world.clients if client.wish.key else ():
             same = other.wish.key == client.wish.key and other.named is not None and not other.cancelled
             if same and other.state == "open" and other.home == client.home and self.world.deaths == 0:
-                once = (
-                    other.named is None or other.named.request_id == named.request_id or client.answer.reason == "error"
-                )
+                once = other.named is None or other.named.request_id == named.request_id or client.answer.reason in BAD
                 self.check(once, f"{client} and {other} have one key and two requests")
         self.check(named.position == len(client.ids), f"{client} has {len(client.ids)} tokens, {named} comes")
         self.check(named.text == "".join(client.texts), f"{client} has {client.texts}, {named} comes")
