@@ -43,6 +43,8 @@ PINNED = {
     108: "a frame for an earlier generation of the slot was believed",
     134: "a cancel came between two owners and neither heard it",
     967: "one client's cancel ended an answer that another might have come back for",
+    105425: "a kept request is refused by its home for want of a row, and has no account",
+    116428: "a refused request frees its key before all who listen have heard so",
     3448: "one client's goodbye ended an answer that another might have come back for",
     170: "a worker died between its commit and the bell, and nobody read the token",
 }
