@@ -36,7 +36,7 @@ check: $(INSTALLED) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest tests/test_layers.py tests/test_style.py
 
-test: $(INSTALLED) ## the tests that take seconds
+test: $(INSTALLED) ## the tests that CI runs, about ten minutes
 	$(BIN)/pytest -m "not full" --durations=10
 
 test-full: $(INSTALLED) ## all tests

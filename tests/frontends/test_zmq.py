@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -357,6 +358,23 @@ async def test_the_blocking_client_does_the_same(house: House) -> None:
     assert text == "".join(delta.text for delta in deltas) == "ab" and reason == "stop"
     await house.engine.empty()
     assert not [event for event in house.engine.events if isinstance(event, Gone)][2:]
+
+
+async def test_a_blocking_stream_that_nobody_can_read_on_ends_its_request(house: House) -> None:
+    """Also where it was left without a ``with`` block, and while its client stays open."""
+    house.engine.on_submit = admit_and_say
+
+    def use() -> Client:
+        client = Client(house.places["zmq"])
+        for _ in client.stream(prompt="x"):
+            break
+        gc.collect()
+        return client
+
+    client = await asyncio.to_thread(use)
+    async with asyncio.timeout(5):
+        await house.engine.empty()
+    await asyncio.to_thread(client.close)
 
 
 def test_the_sdk_imports_neither_torch_nor_aiohttp() -> None:

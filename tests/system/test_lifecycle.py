@@ -96,6 +96,13 @@ async def test_killing_the_supervisor_leaves_nothing() -> None:
     await server.session.close()
 
 
+async def test_a_device_that_is_not_there_is_one_line() -> None:
+    status, lines = await failed_start("--device", "cuda", environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert status != 0
+    assert lines[-1].startswith("baton: ") and "cuda" in lines[-1] and "--device" in lines[-1], lines
+    assert not any("Traceback" in line for line in lines)
+
+
 async def test_a_taken_port_is_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
