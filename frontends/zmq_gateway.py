@@ -86,7 +86,7 @@ class Gateway:
     def stop(self) -> None:
         """Tell the clients, cancel what is open, and close."""
         for client in list(self.clients.values()):
-            client.goodbye("the server is shutting down")
+            client.goodbye("the server is shutting down", stopping=True)
         if self._pinger is not None:
             self._pinger.cancel()
         if self._port is not None:
@@ -322,9 +322,9 @@ class _Client:
         else:
             self._flush()
 
-    def goodbye(self, reason: str) -> None:
+    def goodbye(self, reason: str, stopping: bool = False) -> None:
         """End the connection from this side."""
-        self.gateway.send(self.identity, wire.Goodbye(reason))
+        self.gateway.send(self.identity, wire.Goodbye(reason, stopping))
         self.drop()
 
     def drop(self, for_good: bool = False) -> None:

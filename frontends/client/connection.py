@@ -14,7 +14,7 @@ from typing import Protocol
 import zmq
 
 from baton.frontends.client import wire
-from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed
+from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, SaidGoodbye
 from baton.frontends.client.keys import ClientKeys
 from baton.frontends.client.port import Port, Sent
 
@@ -181,7 +181,8 @@ class Connection:
                 if not self._ready.done():
                     self._ready.set_result(None)
             case wire.Goodbye():
-                self.fail(NotConnected(f"{self.address}: {message.reason}"), for_good=True)
+                kind = SaidGoodbye if message.stopping else NotConnected
+                self.fail(kind(f"{self.address}: {message.reason}"), for_good=True)
 
     def _update(self, message: wire.Update) -> None:
         receivers = self._receivers

@@ -27,3 +27,7 @@ class RequestFailed(BatonError):
         self.message = problem.message
         self.param = problem.param
         self.code = problem.code
+
+
+class SaidGoodbye(NotConnected):
+    """The server ended, in good order: what it had not admitted by then it never will."""

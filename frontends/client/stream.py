@@ -9,7 +9,7 @@ from types import TracebackType
 
 from baton.frontends.client import wire
 from baton.frontends.client.connection import Connection
-from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout
+from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout, SaidGoodbye
 
 #: between two attempts to come back
 _AGAIN_S = 0.05
@@ -160,28 +160,43 @@ class AsyncStream:
         )
 
     async def _start(self) -> None:
-        """Connect, send, and wait until the request was admitted; raises what ``BatonError`` there is."""
-        if self._connection is None and self._broke_s is None:
-            if self._over:
-                return
-            if self._timeout_s is not None:
-                self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        """Connect, send, and wait until the request was admitted; raises what ``BatonError`` there is.
+
+        A connection kept from an earlier request may end just as this one is sent; it is then sent once more.
+        """
+        await self._send()
+        await self._admission()
+        if isinstance(self._error, SaidGoodbye) and not self._began:
+            goodbye, self._error, self._over, self._connection = self._error, None, False, None
             try:
-                async with asyncio.timeout_at(self._deadline_s):
-                    connection = await self._connect()
-            except TimeoutError:
-                raise self._too_late() from None
-            assert connection.welcome is not None
-            operation, body = self._request(connection.welcome.model)
-            self._resume_s = connection.welcome.resume_s
-            self._tag = connection.generate(
-                self, operation, body, self._traceparent, self._idempotency_key, self._resumable
-            )
-            self._connection = connection
-        while not self._began and not self._over:
-            await self._wait()
+                await self._send()
+            except NotConnected:
+                self._error, self._over = goodbye, True
+            await self._admission()
         if self._error is not None and not self._began:
             raise self._error
+
+    async def _send(self) -> None:
+        if self._connection is not None or self._broke_s is not None or self._over:
+            return
+        if self._timeout_s is not None and self._deadline_s is None:
+            self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                connection = await self._connect()
+        except TimeoutError:
+            raise self._too_late() from None
+        assert connection.welcome is not None
+        operation, body = self._request(connection.welcome.model)
+        self._resume_s = connection.welcome.resume_s
+        self._tag = connection.generate(
+            self, operation, body, self._traceparent, self._idempotency_key, self._resumable
+        )
+        self._connection = connection
+
+    async def _admission(self) -> None:
+        while not self._began and not self._over:
+            await self._wait()
 
     async def _come_back(self, broke_s: float) -> None:
         """Go on over a new connection: one attempt at least, and more for as long as the server waits for them."""

@@ -135,6 +135,7 @@ class Goodbye(Message, frozen=True):
     """The server ends the connection."""
 
     reason: str
+    stopping: bool = False  # the server ends, not this client alone
 
 
 ToServer = Hello | Generate | Resume | Cancel | Taken | Bye

@@ -214,6 +214,29 @@ async def test_a_client_finds_its_server_again(tmp_path: Path) -> None:
     await client.close()
 
 
+async def test_a_request_that_met_a_goodbye_is_sent_once_more(tmp_path: Path) -> None:
+    client = AsyncClient(f"ipc://{tmp_path}/first.sock")
+    async with opened(tmp_path, zmq=f"ipc://{tmp_path}/second.sock") as second:
+        second.engine.on_submit = play("a")
+        async with opened(tmp_path, zmq=f"ipc://{tmp_path}/first.sock") as first:
+            answer = asyncio.create_task(client.chat(HI))
+            await first.engine.job()
+            client._address = f"ipc://{tmp_path}/second.sock"
+        assert (await answer).text == "a"
+        await second.engine.empty()
+    await client.close()
+
+
+async def test_a_server_that_said_goodbye_and_is_gone_is_said(tmp_path: Path) -> None:
+    client = AsyncClient(f"ipc://{tmp_path}/door.sock")
+    async with opened(tmp_path, zmq=f"ipc://{tmp_path}/door.sock") as house:
+        answer = asyncio.create_task(client.chat(HI))
+        await house.engine.job()
+    with pytest.raises(NotConnected, match="shutting down"):
+        await answer
+    await client.close()
+
+
 async def test_a_slow_reader_is_seen_and_does_not_hold_up_others(tmp_path: Path) -> None:
     async with opened(tmp_path, Limits(mailbox_tokens_max=8, client_ping_s=0.02)) as house:
         house.engine.on_submit = admit
@@ -270,7 +293,7 @@ async def test_streams_of_a_client_are_limited(tmp_path: Path) -> None:
 
 
 async def test_a_silent_client_is_dropped(tmp_path: Path) -> None:
-    limits = Limits(client_silence_s_max=0.1, client_ping_s=0.02)
+    limits = Limits(client_silence_s_max=0.5, client_ping_s=0.02)
     async with opened(tmp_path, limits) as house, AsyncClient(house.places["zmq"]) as client:
         task = asyncio.create_task(client.chat(HI))
         job = await house.engine.job()
