@@ -16,18 +16,14 @@ import click
 import msgspec
 from rich.table import Table
 
-from baton.engine.effects import Doorbell, Effect, Plan, StepDone, TokenRecord
+from baton.engine.effects import Doorbell, StepDone, TokenRecord
 from baton.engine.limits import Limits
-from baton.engine.ownership import BoardRow
-from baton.engine.scheduler import SchedulerCore
-from baton.engine.states import STATE_NUMBERS
-from baton.ipc.board import Board
-from baton.ipc.frames import Address, Handed, Key, KVLayout, Params, Role, Terms, WorkerHello
+from baton.ipc.frames import KVLayout, Params
+from baton.ops.bench.lockstep import Lockstep
 from baton.ops.terminal import out
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)
 BLOCK_TOKENS = 16
-TRACE = bytes(24) + b"\x00"
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,88 +36,52 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     per_request_ns: float
 
 
-class Tape:
-    """The token ring, as a list."""
-
-    def __init__(self) -> None:
-        self.steps: list[StepDone] = []
-
-    def read(self) -> list[StepDone]:
-        """What was said since."""
-        steps, self.steps = self.steps, []
-        return steps
-
-
-class Bench:
-    """A scheduler with ``running`` requests that decode for as long as they are stepped."""
+class Decoding:
+    """``running`` requests that decode for as long as they are stepped."""
 
     def __init__(self, running: int, prompt_tokens: int, output_tokens: int) -> None:
-        self.tape = Tape()
-        self.board = Board.format(bytearray(Board.size(1, running)), 1, running)
-        for role in Role:
-            self.board.set_live(role, 0, 1, 0)
-        tokens = (prompt_tokens + output_tokens) * running
+        context = prompt_tokens + output_tokens
+        layout = KVLayout(BLOCK_TOKENS, 2 * running * context // BLOCK_TOKENS, 1, 1, 1, 1, "float32")
         limits = Limits(running_requests_max=running, step_tokens_max=max(8192, running))
-        me = Address(Role.SCHEDULER, "m", 0, 0, 1)
-        self.core = SchedulerCore(me, self.board, self.tape, (0,), limits)
+        self.engine = Lockstep(running, layout, 50_000, context, limits)
         self.positions: dict[int, int] = {}
-        self.runs: dict[int, int] = {}
-        self.plans: list[Plan] = []
-        self.now_ns = 0
-        layout = KVLayout(BLOCK_TOKENS, 2 * tokens // BLOCK_TOKENS, 1, 1, 1, 1, "float32")
-        worker = Address(Role.WORKER, "m", 0, 0, 1)
-        self.tell(WorkerHello(worker, 0, 1, layout, "w", 50_000, prompt_tokens + output_tokens))
+        self.runs: dict[int, tuple[int, int]] = {}
         for slot in range(running):
-            self._submit(slot, prompt_tokens, output_tokens)
+            prompt = [1 + (slot * 7919 + at) % 49_000 for at in range(prompt_tokens)]
+            self.engine.submit(slot, prompt, Params(max_tokens=output_tokens, ignore_eos=True, seed=slot))
 
-    def _submit(self, slot: int, prompt_tokens: int, output_tokens: int) -> None:
-        generation = self.board.row(slot).generation
-        row = BoardRow(generation, 1, Role.SCHEDULER, 0, 1, False, Role.TOKENIZER, 0, 1, STATE_NUMBERS["queued"], 0)
-        self.board.write(slot, row)
-        home = Address(Role.FRONTEND, "m", 0, 0, 1)
-        prompt = [1 + (slot * 7919 + at) % 49_000 for at in range(prompt_tokens)]
-        params = Params(max_tokens=output_tokens, ignore_eos=True, seed=slot)
-        self.tell(Handed(Key(slot, generation, 1), home, TRACE, Terms("m"), params, prompt, [], output_tokens))
-
-    def tell(self, event: object) -> list[Effect]:
-        """One event; plans wait for ``answer``."""
-        self.now_ns += 1_000_000
-        effects = self.core.handle(event, self.now_ns)
-        self.plans += [effect for effect in effects if isinstance(effect, Plan)]
-        return effects
-
-    def answer(self) -> int:
-        """Say one token for every row of the oldest plan that samples; how many."""
-        plan = self.plans.pop(0)
+    def say(self) -> int:
+        """One token for every row of the oldest plan that samples, for the scheduler to read; how many."""
+        plan = self.engine.plans.popleft()
         for start in plan.starts:
-            self.positions[start.slot], self.runs[start.slot] = 0, start.run
+            self.positions[start.slot], self.runs[start.slot] = 0, (start.generation, start.run)
         records = []
         for row in plan.rows:
             if row.sample:
                 position = self.positions[row.slot]
                 self.positions[row.slot] = position + 1
                 token = 1 + (row.slot + position) % 49_000
-                generation = self.board.row(row.slot).generation
-                records.append(TokenRecord(row.slot, generation, self.runs[row.slot], position, token, 0, -1.0))
-        self.tape.steps.append(StepDone(1, plan.step, records))
+                records.append(TokenRecord(row.slot, *self.runs[row.slot], position, token, 0, -1.0))
+        self.engine.tape.steps.append(StepDone(1, plan.step, records))
         return len(records)
 
 
 def measure(running: int, steps: int, prompt_tokens: int) -> Cost:
     """Time ``steps`` steps in which every request decodes."""
-    bench = Bench(running, prompt_tokens, 2 * steps + 200)
-    while bench.answer() < running:  # the prompts first
-        bench.tell(Doorbell())
+    bench = Decoding(running, prompt_tokens, 2 * steps + 200)
+    tell = bench.engine.tell
+    while bench.say() < running:  # the prompts first
+        tell(Doorbell())
     for _ in range(4):
-        bench.tell(Doorbell())
-        bench.answer()
+        tell(Doorbell())
+        bench.say()
     taken = []
     gc.collect()
     for _ in range(steps):
         began = process_time_ns()
-        bench.tell(Doorbell())
+        tell(Doorbell())
         taken.append(process_time_ns() - began)
-        assert bench.answer() == running, "a request sat a step out"
+        assert bench.say() == running, "a request sat a step out"
     taken.sort()
     middle = statistics.median(taken)
     return Cost(
