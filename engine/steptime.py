@@ -42,7 +42,10 @@ class StepTime:
         # inputs are scaled by the prior, so that all three coefficients are about 1 and one variance fits them
         self._scale = (limits.step_prior_s, limits.token_prior_s, limits.context_prior_s)
         self._theta: Vector = [1.0, 1.0, 1.0]
+        self._used = (0.0, 0.0, 0.0)
         self._cov: list[Vector] = []
+        self._usual_error = 1.0
+        self._strikes = self._since_forgotten = 0
         self._forget_all()
         self._mark()
 
