@@ -9,6 +9,7 @@ import msgspec
 
 END_FLAG = 1
 INVALID_FLAG = 2
+UNKNOWN = -1  # in place of a token that the step before is still sampling: the device has it
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -29,7 +30,8 @@ class StepRow(msgspec.Struct, gc=False):
     """One sequence's part of a step: ``tokens`` are computed at absolute positions ``start, start + 1, ...``.
 
     ``blocks`` is the sequence's block table and covers ``start + len(tokens)`` tokens. With ``sample`` one token is
-    chosen after the last of them; ``position`` is its place in the output (0 is the first generated token).
+    chosen after the last of them; ``position`` is its place in the output (0 is the first generated token). The last
+    token may be ``UNKNOWN`` where a step is launched before the one before it was collected.
     """
 
     slot: int

@@ -50,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # the engine
     running_requests_max: int = 256
     step_tokens_max: int = 512
+    steps_in_flight_max: int = 2
     output_tokens_max: int = 1 << 20
     step_span_links_max: int = 128
     request_spans_max: int = 64

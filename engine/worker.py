@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.batch import INVALID_FLAG, Sampled, Sampling, StepRow
-from baton.engine.effects import Plan, StepDone, TokenRecord
+from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, Sampled, Sampling, StepRow
+from baton.engine.effects import Plan, Row, StepDone, TokenRecord
 
 
 @dataclass(slots=True)
 class SlotState:
-    """One sequence as the worker knows it; ``blocks`` is its block table."""
+    """One sequence as the worker knows it; ``blocks`` is its block table.
+
+    ``pending`` tokens are being sampled by steps that are not committed yet. Once it has ``ended`` its rows are passed
+    over: they were planned before the end was known.
+    """
 
     generation: int
     run: int
@@ -22,6 +26,8 @@ class SlotState:
     prompt_tokens: int
     sampling: Sampling
     blocks: list[int]
+    pending: int = 0
+    ended: bool = False
 
 
 class WorkerCore:
@@ -32,12 +38,16 @@ class WorkerCore:
         self.incarnation = incarnation
         self.block_tokens = block_tokens
         self.slots: dict[int, SlotState] = {}
-        self.scheduler = 0
+        self.scheduler = 0  # the incarnation whose plans are obeyed
+        self.mistrusted = -1  # and the last one whose are not: it left damage where a plan should have been
         self.dropped_plans = 0
 
     def apply(self, plan: Plan) -> list[StepRow] | None:
-        """The rows to compute, or None where the plan was made for another incarnation of this rank."""
-        if self.rank >= len(plan.incarnations) or plan.incarnations[self.rank] != self.incarnation:
+        """The rows to compute, or None where the plan was made for another incarnation of this rank, or comes after
+        one that was lost: plans are changes, so none is obeyed after a gap.
+        """
+        foreign = self.rank >= len(plan.incarnations) or plan.incarnations[self.rank] != self.incarnation
+        if foreign or plan.step >> 32 <= self.mistrusted:
             self.dropped_plans += 1
             return None
         if plan.step >> 32 != self.scheduler:  # another scheduler knows nothing of what an earlier one started
@@ -48,26 +58,43 @@ class WorkerCore:
         for s in plan.starts:
             tokens = list(s.token_ids)
             self.slots[s.slot] = SlotState(s.generation, s.run, tokens, s.prompt_tokens, s.sampling, [])
-        rows = []
-        for row in plan.rows:
-            state = self.slots[row.slot]
-            state.blocks.extend(row.blocks)
-            end = row.start + row.count
-            assert len(state.blocks) * self.block_tokens >= end, f"slot {row.slot}: table too short for {end} tokens"
-            assert end <= len(state.tokens), f"slot {row.slot}: asked for {end} of {len(state.tokens)} tokens"
-            position = len(state.tokens) - state.prompt_tokens
-            tokens = state.tokens[row.start : end]
-            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling))
-        return rows
+        return [row for row in map(self._row, plan.rows) if row is not None]
+
+    def mistrust(self, scheduler: int) -> None:
+        """A plan of this incarnation of the scheduler was lost: what it plans from now on is dropped."""
+        self.mistrusted = max(self.mistrusted, scheduler)
+
+    def can_run_ahead(self, plan: Plan) -> bool:
+        """Whether a plan may be applied before the step before it was committed: not the first of another scheduler."""
+        return plan.step >> 32 == self.scheduler
+
+    def _row(self, row: Row) -> StepRow | None:
+        """What a row of a plan means here; None where its sequence has ended meanwhile."""
+        state = self.slots[row.slot]
+        state.blocks.extend(row.blocks)
+        if state.ended:
+            return None
+        end, known = row.start + row.count, len(state.tokens)
+        total = known + state.pending
+        assert len(state.blocks) * self.block_tokens >= end, f"slot {row.slot}: table too short for {end} tokens"
+        assert end <= total, f"slot {row.slot}: asked for {end} of {total} tokens"
+        tokens = state.tokens[row.start : end] + [UNKNOWN] * (end - known)
+        position = total - state.prompt_tokens
+        state.pending += row.sample
+        return StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling)
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:
-        """Append the sampled tokens to their slots; the records that tell the readers so."""
+        """Append the sampled tokens to their slots; the records that tell the readers so. None is past an end."""
         records = []
         results = iter(sampled)
         for row in rows:
             if not row.sample:
                 continue
             result, state = next(results), self.slots[row.slot]
+            state.pending -= 1
+            if state.ended:
+                continue
+            state.ended = bool(result.flags & (END_FLAG | INVALID_FLAG))
             if not result.flags & INVALID_FLAG:
                 state.tokens.append(result.token)
             record = TokenRecord(

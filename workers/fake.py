@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, Sampled, Sampling, StepRow
 
 _MASK = (1 << 64) - 1
 
@@ -38,7 +38,8 @@ class ScriptedRunner:
 
     ``vocab`` is the number of token ids; with ``mean_tokens`` an answer has that many tokens on average if it is not
     bounded; ``step_ns`` and ``token_ns`` are the time model. ``faulty`` maps a request's seed to the output position
-    at which its numbers are not finite.
+    at which its numbers are not finite. An ``asynchronous`` one can be given a step before the one before it is
+    collected, as a device that works by itself.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ScriptedRunner:
         step_ns: int = 0,
         token_ns: int = 0,
         faulty: Mapping[int, int] | None = None,
+        asynchronous: bool = False,
     ) -> None:
         assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0
         self.vocab = vocab
@@ -58,7 +60,9 @@ class ScriptedRunner:
         self.step_ns = step_ns
         self.token_ns = token_ns
         self.faulty = dict(faulty or {})
+        self.asynchronous = asynchronous
         self._cache = [0] * (blocks * block_tokens)
+        self._last: dict[int, int] = {}  # each slot's last sampled token, as a device keeps it
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """Compute the rows; one ``Sampled`` for each row with ``sample``, in order."""
@@ -67,7 +71,16 @@ class ScriptedRunner:
             state = self._compute(row)
             if row.sample:
                 sampled.append(self._sample(state, row))
+                self._last[row.slot] = sampled[-1].token
         return sampled
+
+    def launch(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """Begin a step; what to ``collect``."""
+        return self.step(rows)
+
+    def collect(self, handle: list[Sampled]) -> list[Sampled]:
+        """What a launched step sampled."""
+        return handle
 
     def cost_ns(self, rows: Sequence[StepRow]) -> int:
         """How long the step would take."""
@@ -77,7 +90,7 @@ class ScriptedRunner:
         """Write the row's tokens into its blocks, after what the cache holds of those before."""
         state = self._cache[self._place(row, row.start - 1)] if row.start else 0
         for position, token in enumerate(row.tokens, row.start):
-            state = follow(state, token)
+            state = follow(state, self._last[row.slot] if token == UNKNOWN else token)
             self._cache[self._place(row, position)] = state
         return state
 

@@ -68,7 +68,7 @@ class Oracles:
 
     def _busy(self, core: SchedulerCore) -> None:
         """While a worker is there, a request with room at its client is in a step, or another one is."""
-        if core.flight is None and core.batcher.pool is not None:
+        if not core.flights and core.batcher.pool is not None:
             able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
             self.check(not able, f"slots {able} could run and nothing does")
 
@@ -81,7 +81,7 @@ class Oracles:
                 self.check(table.setdefault(block, row.slot) == row.slot, f"block {block} has two slots")
         scheduler = self.world.live.get((Role.SCHEDULER, 0))
         core: SchedulerCore | None = scheduler.core if scheduler is not None else None  # type: ignore[assignment]
-        if core is not None and core.flight is not None and core.flight.step == plan.step:
+        if core is not None and any(flight.step == plan.step for flight in core.flights.under_way):
             pool = core.batcher.pool
             assert pool is not None
             self.check(all(pool._held[block] for block in table), "a block was freed while a step names it")
@@ -231,7 +231,7 @@ class Oracles:
                 self.check(not batcher.running and not batcher.waiting, "the batcher holds on to sequences")
                 pool = batcher.pool
                 self.check(pool is None or pool.free == pool.total, "blocks are lost")
-                self.check(core.flight is None or core.batcher.pool is None, "a step never landed")
+                self.check(not core.flights or core.batcher.pool is None, "a step never landed")
             case DetokenizerCore():
                 self.check(not core.flushing, "requests are left with the detokenizer")
                 lone = self.world.deaths == 0 and not self.world.shape.repeats
