@@ -5,7 +5,7 @@ Owners, deliveries, ends, accounts, spans, blocks and left-overs. Whatever is wr
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ class Oracles:
         self.spans: defaultdict[bytes, list[Span]] = defaultdict(list)
         self.roots: defaultdict[bytes, int] = defaultdict(int)
         self.steps = 0
+        self.passed: Counter[int] = Counter()  # how often in a row a slot was passed over by a worker, its end being known
 
     def check(self, good: bool, what: str) -> None:
         """Object unless ``good``."""
@@ -75,6 +76,11 @@ class Oracles:
     def step(self, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: none of its blocks may be free or somebody else's meanwhile."""
         self.steps += 1
+        computed = {row.slot for row in rows}
+        for named in plan.rows:
+            self.passed[named.slot] = 0 if named.slot in computed else self.passed[named.slot] + 1
+            ahead = self.passed[named.slot] < self.world.shape.limits.steps_in_flight_max
+            self.check(ahead, f"slot {named.slot} ended, and is planned again and again")
         table: dict[int, int] = {}
         for row in rows:
             for block in row.blocks:
