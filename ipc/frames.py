@@ -78,10 +78,15 @@ class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: bool = False
+    choice: int = 0  # which of the client's n choices; it tells their random numbers apart
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use"."""
+    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use".
+
+    ``deadline_ns`` ends the request wherever it is, ``queue_until_ns`` one that no step has begun; 0 is no bound. Of
+    two requests that wait the one with the lower ``priority`` is the more urgent.
+    """
 
     model: str
     tenant: str = ""
@@ -93,6 +98,8 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
     template_digest: str = ""
     adapter_digest: str = ""
     grammar_digest: str = ""
+    queue_until_ns: int = 0
+    priority: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -158,12 +165,14 @@ class Flush(Frame, frozen=True):
     stop_reason: str | int | None
     failure: Failure | None
     prompt_ids: list[int]
+    cached_tokens: int = 0
 
 
 class Closed(Frame, frozen=True):
     """Any owner -> frontend: the end. ``length`` output tokens count, ``tail`` is text that was held back.
 
     ``prompt_ids`` are those of an admitted request: this frame may come before ``Admitted``, which takes another way.
+    ``cached_tokens`` of them were not computed: their keys and values came from the prefix cache.
     """
 
     key: Key
@@ -174,6 +183,7 @@ class Closed(Frame, frozen=True):
     tail: str
     failure: Failure | None
     prompt_ids: list[int] = []
+    cached_tokens: int = 0
 
 
 class Returned(Frame, frozen=True):
