@@ -39,6 +39,7 @@ class Batcher:
         self.pool: BlockPool | None = None
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
         self.preemptions = 0
+        self.tokens_per_row = 1  # so many a step may yield for one sequence
         self._arrivals = 0
         # while a step is chosen:
         self._spare = 0  # free blocks that nobody was promised
@@ -190,6 +191,8 @@ class Batcher:
         if missing:
             self._spare -= missing
             seq.blocks.extend(pool.allocate(missing))
+        if self.tokens_per_row > 1:
+            self._look_ahead(seq, pool)
         return True
 
     def _returning(self) -> int:
@@ -204,6 +207,18 @@ class Batcher:
         free = min(missing, self._spare)
         self._spare -= free
         self._coming = self._returning() - (missing - free)
+
+    def _look_ahead(self, seq: Sequence, pool: BlockPool) -> None:
+        """Blocks to spare for the tokens a step may yield beyond one; it yields what there is room for.
+
+        Never beyond the last token the sequence may have, so that nobody holds more than was promised to it.
+        """
+        most = len(seq.handed.prompt_ids) + (seq.max_tokens or 0)
+        wanted = pool.blocks_for(min(seq.tokens + self.tokens_per_row - 1, most)) - len(seq.blocks)
+        if wanted > 0 and self._spare > 0:
+            spare = min(wanted, self._spare)
+            self._spare -= spare
+            seq.blocks.extend(pool.allocate(spare))
 
     def _make_way(self, seq: Sequence, now_ns: int, out: list[Effect]) -> bool:
         """Blocks and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another."""

@@ -6,7 +6,7 @@ ring. This module knows which sequences a step names and what landing means for 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from baton.engine.effects import Effect, Span, StepDone
@@ -44,7 +44,7 @@ class Flights:
             seq.pending += sample
         return self.step
 
-    def land(self, done: StepDone) -> Flight | None:
+    def land(self, done: StepDone, tokens_per_row: int) -> Flight | None:
         """The oldest step, if it is the one that is done. Steps land in the order in which they set out."""
         if not self.under_way or self.under_way[0].step != done.step:
             return None
@@ -53,6 +53,12 @@ class Flights:
             seq.in_flight -= 1
             seq.computed += count
             seq.pending -= sample
+        if tokens_per_row > 1:
+            yielded = Counter(record.slot for record in done.records)
+            for seq, _, _ in flight.rows:  # of several tokens of one step all but the last have been computed
+                more = max(0, yielded[seq.held.slot] - 1)
+                seq.computed += more
+                seq.planned += more
         return flight
 
     def drop(self) -> list[Flight]:

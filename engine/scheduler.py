@@ -7,6 +7,7 @@ batcher's to choose. This module knows no tensor, no text and no clock.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 
@@ -182,6 +183,7 @@ class SchedulerCore:
         if len(self.ranks) == event.ranks:
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
                 self._admit(seq, now_ns, out)
@@ -251,7 +253,9 @@ class SchedulerCore:
         landed = False
         for done in self.ring.read():
             self._count(done, now_ns, out)
-            flight = self.flights.land(done) if done.incarnation == self._rank0() else None
+            flight = None
+            if done.incarnation == self._rank0():
+                flight = self.flights.land(done, self.batcher.tokens_per_row)
             if flight is not None:
                 landed = True
                 for seq, _, _ in flight.rows:
@@ -270,7 +274,8 @@ class SchedulerCore:
                 self.counts["skipped_records"] += 1
                 continue
             length = len(seq.output)
-            if not counts(record, seq.held.generation, seq.run, length):
+            past = seq.end is not None and seq.end.length is not None and length >= seq.end.length
+            if past or not counts(record, seq.held.generation, seq.run, length):
                 self.counts["skipped_records"] += 1
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)
@@ -291,8 +296,8 @@ class SchedulerCore:
                     self._end(seq, End(what, length + 1))
                 else:
                     self.hands.move(seq.held, "decoding", now_ns, out)
-            elif seq.end.length is None and what == "stop":
-                seq.end = End("stop", length + 1)
+            elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
+                seq.end = End("stop", length + 1) if what == "stop" else replace(seq.end, length=length + 1)
 
     # -------------------------------------------------------------------------------- ending
 
@@ -324,13 +329,8 @@ class SchedulerCore:
         home = handed.home.index
         if end.reason == "refused":
             key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
-            out.append(
-                Send(
-                    Role.FRONTEND,
-                    home,
-                    Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids),
-                )
-            )
+            closed = Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids)
+            out.append(Send(Role.FRONTEND, home, closed))
             return
         live = self.board.live(Role.DETOKENIZER, 0)
         if seq.output and seq.leased_to != live:
@@ -338,7 +338,7 @@ class SchedulerCore:
         run = seq.run
         key = self.hands.give(held, Role.DETOKENIZER, 0, "flushing", now_ns, out)
         why = (length, end.reason, end.stop_reason, end.failure)
-        flush = Flush(key, handed.home, held.trace, run, seq.base, *why, handed.prompt_ids)
+        flush = Flush(key, handed.home, held.trace, run, seq.base, *why, handed.prompt_ids, seq.cached_tokens)
         out.append(Send(Role.DETOKENIZER, 0, flush))
 
     # -------------------------------------------------------------------------------- planning
@@ -347,7 +347,8 @@ class SchedulerCore:
         """Plan a step if none is in flight. Ahead of one that is, only when another has just landed: so whoever
         comes while an idle engine's first step runs is in the second.
         """
-        most = self.limits.steps_in_flight_max if landed else 1
+        foreseen = landed and self.batcher.tokens_per_row == 1  # else nobody knows where the next step begins
+        most = self.limits.steps_in_flight_max if foreseen else 1
         while len(self.flights) < most and self.batcher.pool is not None:
             chosen = self.batcher.choose(len(self.flights), now_ns, out)
             if not chosen:

@@ -46,6 +46,7 @@ class Sequence:
     admitted: bool = False
     leased_to: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0  # prompt tokens whose keys and values came from the prefix cache, at its first start
     lone_deaths: int = 0  # how often a worker died over it alone, unexplained
     arrival: int = 0  # its place among all that came
     end: End | None = None

@@ -84,7 +84,9 @@ class WorkerCore:
         return StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling)
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:
-        """Append the sampled tokens to their slots; the records that tell the readers so. None is past an end."""
+        """Append the sampled tokens to their slots; the records that tell the readers so. None is of a step
+        after its end.
+        """
         records = []
         results = iter(sampled)
         for row in rows:
@@ -94,11 +96,10 @@ class WorkerCore:
             state.pending -= 1
             if state.ended:
                 continue
-            state.ended = bool(result.flags & (END_FLAG | INVALID_FLAG))
-            if not result.flags & INVALID_FLAG:
-                state.tokens.append(result.token)
-            record = TokenRecord(
-                row.slot, state.generation, state.run, row.position, result.token, result.flags, result.logprob
-            )
-            records.append(record)
+            for position, one in enumerate((result, *result.more), row.position):
+                state.ended |= bool(one.flags & (END_FLAG | INVALID_FLAG))
+                if not one.flags & INVALID_FLAG:
+                    state.tokens.append(one.token)
+                name = (row.slot, state.generation, state.run)
+                records.append(TokenRecord(*name, position, one.token, one.flags, one.logprob))
         return StepDone(self.incarnation, plan.step, records)

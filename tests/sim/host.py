@@ -212,7 +212,10 @@ class Host:
         """The script in place of a model."""
         shape = self.shape
         runner = ScriptedRunner(
-            VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 0, 0, shape.faulty, self.seed % 3 == 0
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens),
+            faulty=shape.faulty,
+            tokens_per_row_max=shape.tokens_per_row_max,
+            asynchronous=self.seed % 3 == 0,
         )
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
         return Poisonable(runner) if shape.poison else runner, layout, "w"
