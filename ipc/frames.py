@@ -2,7 +2,7 @@
 
 Frozen, tagged, array-like msgspec structs. A frame that does not decode, is too large or speaks another version of the
 protocol is the peer's fault: the link drops and counts it. Frames decide nothing; ``engine`` does. This module imports
-nothing of Baton, so that every layer may import it.
+nothing of Baton but the parts of a request, which it has for everybody, so that every layer may import it.
 
 Terms: a *slot* is a row of the board; its *generation* tells one request in that slot from the next; the *epoch* grows
 with every hand-over; a *run* is the epoch at which the scheduler took the request.
@@ -11,10 +11,15 @@ with every hand-over; a *run* is the epoch at which the scheduler took the reque
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+
+from baton.ipc.request import Failure as Failure
+from baton.ipc.request import Params as Params
+from baton.ipc.request import Prompt as Prompt
+from baton.ipc.request import Terms as Terms
 
 PROTOCOL_VERSION = 1
 PLACES_MAX = 16  # indices a role may have
@@ -64,53 +69,6 @@ class Key(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slot: Slot
     generation: int
     epoch: int
-
-
-class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the client asked for, validated at the door and fixed for the request's life."""
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: bool = False
-
-
-class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use"."""
-
-    model: str
-    tenant: str = ""
-    service_class: str = "default"
-    workflow: str = ""
-    deadline_ns: int = 0
-    weights_digest: str = ""
-    tokenizer_digest: str = ""
-    template_digest: str = ""
-    adapter_digest: str = ""
-    grammar_digest: str = ""
-
-
-class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt in one of three forms: a chat (rendered by the model's template), a text, or token ids."""
-
-    messages: list[dict[str, Any]] | None = None  # JSON objects, exactly as the client sent them
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a request was refused or failed: an HTTP status, OpenAI's error type and code, a sentence, the field."""
-
-    status: int
-    kind: str
-    message: str
-    param: str | None = None
-    code: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------- hand-overs
