@@ -57,6 +57,8 @@ def error_body(failure: Failure) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-def retry_after(failure: Failure) -> str | None:
-    """Seconds after which trying again makes sense, for the ``Retry-After`` header; None where it does not."""
-    return "1" if failure.status in (429, 503) else None
+def retry_after_s(failure: Failure) -> int | None:
+    """Whole seconds after which trying again makes sense, as told to every client; None where it makes none."""
+    if failure.retry_after_s is not None:
+        return failure.retry_after_s
+    return 1 if failure.status in (429, 503) else None

@@ -22,7 +22,7 @@ from baton.frontends import traceparent
 from baton.frontends.client import wire
 from baton.frontends.client.keys import ServerKeys
 from baton.frontends.client.port import Port, Sent
-from baton.frontends.errors import Refused, bad_request, failure_of
+from baton.frontends.errors import Refused, bad_request, failure_of, retry_after_s
 from baton.frontends.keeping import checked_key, keep, request_id_of
 from baton.frontends.metrics import Metrics
 from baton.frontends.reception import Reception
@@ -340,4 +340,5 @@ class _Client:
 
 
 def _problem(failure: Failure) -> wire.Problem:
-    return wire.Problem(failure.status, failure.kind, failure.message, failure.param, failure.code)
+    wait_s = retry_after_s(failure)
+    return wire.Problem(failure.status, failure.kind, failure.message, failure.param, failure.code, wait_s)

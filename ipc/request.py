@@ -57,10 +57,14 @@ class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a request was refused or failed: an HTTP status, OpenAI's error type and code, a sentence, the field."""
+    """Why a request was refused or failed: an HTTP status, OpenAI's error type and code, a sentence, the field.
+
+    ``retry_after_s`` is in how many seconds trying again makes sense, where the refusal knows it.
+    """
 
     status: int
     kind: str
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: int | None = None

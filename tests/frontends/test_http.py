@@ -217,6 +217,16 @@ async def test_what_the_tokenizer_refuses_is_a_status_not_a_stream(house: House,
     await house.engine.empty()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_schedulers_refusal_says_when_to_come_back(house: House, stream: bool) -> None:
+    failure = Failure(429, "rate_limit_error", "9000 tokens wait", None, "queue_full", 17)
+    house.engine.on_submit = lambda job: job.refuse(failure)
+    async with house.post("/v1/chat/completions", {**CHAT, "stream": stream}) as response:
+        assert response.status == 429 and response.headers["Retry-After"] == "17"
+        assert (await response.json())["error"]["code"] == "queue_full"
+    await house.engine.empty()
+
+
 async def test_a_full_house_says_when_to_come_back(tmp_path: Path) -> None:
     async with opened(tmp_path) as house:
         house.engine.core.free.clear()

@@ -79,8 +79,15 @@ async def test_refusals_are_those_of_http(house: House) -> None:
         task = asyncio.create_task(client.complete("long"))
         job = await house.engine.job()
         job.refuse(Failure(400, "invalid_request_error", "too long", "prompt", "context_length_exceeded"))
-        with pytest.raises(RequestFailed, match="too long"):
+        with pytest.raises(RequestFailed, match="too long") as refused:
             await task
+        assert refused.value.retry_after_s is None
+        task = asyncio.create_task(client.complete("later"))
+        job = await house.engine.job()
+        job.refuse(Failure(429, "rate_limit_error", "9000 tokens wait", None, "queue_full", 17))
+        with pytest.raises(RequestFailed) as refused:
+            await task
+        assert (refused.value.status, refused.value.retry_after_s) == (429, 17)
     await house.engine.empty()
 
 
@@ -201,40 +208,6 @@ async def test_nobody_there_is_said_at_once(tmp_path: Path) -> None:
         await client.connect()
     with pytest.raises(NotConnected, match="no address"):
         await AsyncClient("nonsense").connect()
-
-
-async def test_a_client_finds_its_server_again(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/door.sock"
-    client = AsyncClient(address)
-    for _ in range(2):
-        async with opened(tmp_path, zmq=address) as house:
-            house.engine.on_submit = play("a")
-            assert (await client.chat(HI)).text == "a"
-            await house.engine.empty()
-    await client.close()
-
-
-async def test_a_request_that_met_a_goodbye_is_sent_once_more(tmp_path: Path) -> None:
-    client = AsyncClient(f"ipc://{tmp_path}/first.sock")
-    async with opened(tmp_path, zmq=f"ipc://{tmp_path}/second.sock") as second:
-        second.engine.on_submit = play("a")
-        async with opened(tmp_path, zmq=f"ipc://{tmp_path}/first.sock") as first:
-            answer = asyncio.create_task(client.chat(HI))
-            await first.engine.job()
-            client._address = f"ipc://{tmp_path}/second.sock"
-        assert (await answer).text == "a"
-        await second.engine.empty()
-    await client.close()
-
-
-async def test_a_server_that_said_goodbye_and_is_gone_is_said(tmp_path: Path) -> None:
-    client = AsyncClient(f"ipc://{tmp_path}/door.sock")
-    async with opened(tmp_path, zmq=f"ipc://{tmp_path}/door.sock") as house:
-        answer = asyncio.create_task(client.chat(HI))
-        await house.engine.job()
-    with pytest.raises(NotConnected, match="shutting down"):
-        await answer
-    await client.close()
 
 
 async def test_a_slow_reader_is_seen_and_does_not_hold_up_others(tmp_path: Path) -> None:
