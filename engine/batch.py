@@ -104,8 +104,11 @@ class Sampled(msgspec.Struct, gc=False):
     """A chosen token and its log-probability.
 
     ``flags`` is an or of END_FLAG, INVALID_FLAG (no token could be chosen: non-finite logits) and NOTHING_FLAG.
+    ``more`` are the tokens after it that the same step yielded, as speculation does: every one of them but the last
+    has been computed, so that the cache holds its keys and values too.
     """
 
     token: int
     logprob: float
     flags: int
+    more: tuple[Sampled, ...] = ()

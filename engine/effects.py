@@ -260,6 +260,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False, tag=True):
     completion_tokens: int
     prompt_tokens: int
     failure: Failure | None
+    cached_tokens: int = 0
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -297,6 +298,7 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     lives: int
     status: int
     release_ns: int | None = None
+    cached_tokens: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -2,7 +2,7 @@
 
 Frozen, tagged, array-like msgspec structs. A frame that does not decode, is too large or speaks another version of the
 protocol is the peer's fault: the link drops and counts it. Frames decide nothing; ``engine`` does. This module imports
-nothing of Baton but the parts of a request, which it has for everybody, so that every layer may import it.
+nothing of Baton but addresses and the parts of a request, which it passes on, so that every layer may import it.
 
 Terms: a *slot* is a row of the board; its *generation* tells one request in that slot from the next; the *epoch* grows
 with every hand-over; a *run* is the epoch at which the scheduler took the request.
@@ -10,65 +10,30 @@ with every hand-over; a *run* is the epoch at which the scheduler took the reque
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from baton.ipc.addresses import PLACES_MAX as PLACES_MAX
+from baton.ipc.addresses import Address as Address
+from baton.ipc.addresses import Index as Index
+from baton.ipc.addresses import Key as Key
+from baton.ipc.addresses import Role as Role
+from baton.ipc.addresses import Slot as Slot
 from baton.ipc.request import Failure as Failure
 from baton.ipc.request import Params as Params
 from baton.ipc.request import Prompt as Prompt
 from baton.ipc.request import Terms as Terms
 
 PROTOCOL_VERSION = 1
-PLACES_MAX = 16  # indices a role may have
 
-Slot = Annotated[int, Meta(ge=0)]
-Index = Annotated[int, Meta(ge=0, lt=PLACES_MAX)]
 Size = Annotated[int, Meta(gt=0)]
 Trace = Annotated[bytes, Meta(min_length=25, max_length=25)]
 
 
-class Role(enum.IntEnum):
-    """What a process is. The numbers go into shared memory; they are names, not an order."""
-
-    FRONTEND = 1
-    TOKENIZER = 2
-    SCHEDULER = 3
-    WORKER = 4
-    DETOKENIZER = 5
-    SUPERVISOR = 6
-
-
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t", tag=True):
     """What all frames are: frozen, array-like, tagged by their class name."""
-
-
-class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who a process is: (role, model, replica, index) names a place, ``incarnation`` the process that fills it now."""
-
-    role: Role
-    model: str
-    replica: int
-    index: Index
-    incarnation: int
-
-    @property
-    def place(self) -> tuple[Role, int]:
-        """What stays when the process is restarted, within one replica."""
-        return self.role, self.index
-
-    def __str__(self) -> str:
-        return f"{self.role.name.lower()}-{self.index}#{self.incarnation}"
-
-
-class Key(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names one hand-over of one request: accepted only if the row says the same."""
-
-    slot: Slot
-    generation: int
-    epoch: int
 
 
 # ---------------------------------------------------------------------------------------------- hand-overs
@@ -116,12 +81,14 @@ class Flush(Frame, frozen=True):
     stop_reason: str | int | None
     failure: Failure | None
     prompt_ids: list[int]
+    cached_tokens: int = 0
 
 
 class Closed(Frame, frozen=True):
     """Any owner -> frontend: the end. ``length`` output tokens count, ``tail`` is text that was held back.
 
     ``prompt_ids`` are those of an admitted request: this frame may come before ``Admitted``, which takes another way.
+    ``cached_tokens`` of them were not computed: their keys and values came from the prefix cache.
     """
 
     key: Key
@@ -132,6 +99,7 @@ class Closed(Frame, frozen=True):
     tail: str
     failure: Failure | None
     prompt_ids: list[int] = []
+    cached_tokens: int = 0
 
 
 class Returned(Frame, frozen=True):
@@ -253,7 +221,10 @@ class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(Frame, frozen=True):
-    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache."""
+    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache.
+
+    A step yields at most ``tokens_per_row_max`` tokens for each row that samples: more than one with speculation.
+    """
 
     address: Address
     rank: Index
@@ -262,6 +233,7 @@ class WorkerHello(Frame, frozen=True):
     weights_digest: str
     vocab: int
     context_tokens_max: int
+    tokens_per_row_max: Size = 1
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -19,7 +19,7 @@ class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: bool = False
-    choice: int = 0  # which of a request's several answers this is
+    choice: int = 0  # which of the client's n choices; it tells their random numbers apart
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -34,7 +34,11 @@ class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use"."""
+    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use".
+
+    ``deadline_ns`` ends the request wherever it is, ``queue_until_ns`` one that no step has begun; 0 is no bound. Of
+    two requests that wait the one with the lower ``priority`` is the more urgent.
+    """
 
     model: str
     tenant: str = ""
@@ -46,6 +50,8 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
     template_digest: str = ""
     adapter_digest: str = ""
     grammar_digest: str = ""
+    queue_until_ns: int = 0
+    priority: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
