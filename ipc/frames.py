@@ -295,11 +295,14 @@ class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(Frame, frozen=True):
-    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache."""
+    """Worker -> scheduler: rank ``rank`` of ``group`` is up, idle, with these weights and an empty cache.
+
+    ``group`` is the incarnation of every rank, by the life table: only ranks that say the same work together.
+    """
 
     address: Address
     rank: Index
-    ranks: Size
+    group: tuple[int, ...]
     layout: KVLayout
     weights_digest: str
     vocab: int

@@ -48,6 +48,7 @@ class Shape:
     repeats: bool
     faulty: dict[int, int]
     poison: bool  # the worker dies of requests with seed POISON, at their second token
+    ranks: int = 1
 
     @property
     def capacity(self) -> int:
