@@ -229,7 +229,8 @@ class DetokenizerCore:
             del self.leases[slot]
         del self.flushing[slot]
         key = self.hands.give(held, Role.FRONTEND, flush.home.index, "closed", now_ns, out)
-        closed = Closed(key, flush.trace, length, reason, stop_reason, tail, failure, flush.prompt_ids)
+        why = (length, reason, stop_reason, tail, failure)
+        closed = Closed(key, flush.trace, *why, flush.prompt_ids, flush.cached_tokens)
         out.append(Send(Role.FRONTEND, flush.home.index, closed))
 
     def story(self) -> str:

@@ -258,6 +258,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False, tag=True):
     completion_tokens: int
     prompt_tokens: int
     failure: Failure | None
+    cached_tokens: int = 0
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -295,6 +296,7 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     lives: int
     status: int
     release_ns: int | None = None
+    cached_tokens: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -27,6 +27,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     answer_s_max: float = 60.0
     stalled_s_max: float = 60.0
     request_s_max: float = 3600.0
+    priority_max: int = 100
     lives_max: int = 8
     lone_deaths_max: int = 2
     keepalive_s: float = 5.0
@@ -51,6 +52,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     running_requests_max: int = 256
     step_tokens_max: int = 512
     output_tokens_max: int = 1 << 20
+    # what is believed of the machine before it is known: a step, a token in it, a position attended to, a byte moved
+    step_prior_s: float = 0.005
+    token_prior_s: float = 0.0002
+    context_prior_s: float = 1e-8
+    swap_prior_bytes_per_s: int = 4 << 30
+    # how many steps in a row a prompt may be held back for the sake of those that decode
+    prefill_wait_steps_max: int = 4
+    # what is remembered of the lengths of answers, for each tenant, model and class of sampling
+    predictor_keys_max: int = 1024
+    predictor_lengths_max: int = 500
+    predictor_lengths_min: int = 32
     step_span_links_max: int = 128
     request_spans_max: int = 64
     # processes

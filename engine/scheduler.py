@@ -355,7 +355,7 @@ class SchedulerCore:
         run = seq.run
         key = self.hands.give(held, Role.DETOKENIZER, 0, "flushing", now_ns, out)
         why = (length, end.reason, end.stop_reason, end.failure)
-        flush = Flush(key, handed.home, held.trace, run, seq.base, *why, handed.prompt_ids)
+        flush = Flush(key, handed.home, held.trace, run, seq.base, *why, handed.prompt_ids, seq.cached_tokens)
         out.append(Send(Role.DETOKENIZER, 0, flush))
 
     # -------------------------------------------------------------------------------- planning

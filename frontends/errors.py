@@ -15,6 +15,10 @@ ENDINGS: dict[str, Failure] = {
     "cancelled": Failure(499, "request_cancelled", "the request was cancelled", None, "cancelled"),
     "disconnected": Failure(499, "request_cancelled", "the client went away", None, "cancelled"),
     "timeout": Failure(504, "timeout_error", "the request ran into its time limit", None, "timeout"),
+    "deadline_exceeded": Failure(504, "timeout_error", "the request's deadline passed", None, "deadline_exceeded"),
+    "queue_timeout": Failure(
+        503, "server_error", "the request waited longer for its turn than it may", None, "queue_timeout"
+    ),
     "slow_consumer": Failure(408, "timeout_error", "the client read too slowly", None, "slow_consumer"),
 }
 
@@ -57,6 +61,8 @@ def error_body(failure: Failure) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-def retry_after(failure: Failure) -> str | None:
-    """Seconds after which trying again makes sense, for the ``Retry-After`` header; None where it does not."""
-    return "1" if failure.status in (429, 503) else None
+def retry_after_s(failure: Failure) -> int | None:
+    """Whole seconds after which trying again makes sense, as told to every client; None where it makes none."""
+    if failure.retry_after_s is not None:
+        return failure.retry_after_s
+    return 1 if failure.status in (429, 503) else None

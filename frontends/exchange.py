@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
 from baton.engine.limits import Limits
-from baton.frontends.errors import Refused, bad_request, error_body, retry_after
+from baton.frontends.errors import Refused, bad_request, error_body, retry_after_s
 from baton.frontends.keeping import checked_key
 from baton.frontends.stream import Stream
 from baton.ipc.frames import Failure
@@ -111,8 +111,8 @@ def json_response(value: object, status: int = 200, headers: dict[str, str] | No
 
 def error_response(failure: Failure, headers: dict[str, str]) -> web.Response:
     """A refusal in OpenAI's shape, with ``Retry-After`` where trying again makes sense."""
-    wait = retry_after(failure)
-    if wait is not None:
-        headers = {**headers, "Retry-After": wait}
+    wait_s = retry_after_s(failure)
+    if wait_s is not None:
+        headers = {**headers, "Retry-After": str(wait_s)}
     body = error_body(failure)
     return web.Response(body=body, status=failure.status, content_type="application/json", headers=headers)

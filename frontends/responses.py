@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.engine.effects import Finish
-from baton.frontends.errors import failure_of
+from baton.frontends.errors import failure_of, retry_after_s
 from baton.frontends.stream import Delta
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Failure
@@ -118,7 +118,7 @@ class ResponseEvents:
         output = [self._item("completed" if status == "completed" else "incomplete", text)] if self.speaking else []
         used = {
             "input_tokens": finish.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": finish.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": finish.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": finish.prompt_tokens + finish.completion_tokens,
@@ -189,15 +189,23 @@ def outcome(finish: Finish) -> tuple[str, dict[str, Any]]:
     return "incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}
 
 
-def response_error(failure: Failure) -> dict[str, str | None]:
-    """The ``error`` of a failed response. Its codes are few; ``type`` and ``param`` say what HTTP would have said."""
+def response_error(failure: Failure) -> dict[str, str | int | None]:
+    """The ``error`` of a failed response. Its codes are few; the other fields say what HTTP would have said."""
     code = _CODES.get(failure.status, "invalid_prompt" if failure.status < 500 else "server_error")
-    return {"code": code, "message": failure.message, "param": failure.param, "type": failure.kind}
+    error: dict[str, str | int | None] = {"code": code, "message": failure.message}
+    return {**error, "param": failure.param, "type": failure.kind, **_retry(failure)}
+
+
+def _retry(failure: Failure) -> dict[str, int]:
+    """``retry_after_s``, where HTTP would have sent ``Retry-After``."""
+    wait_s = retry_after_s(failure)
+    return {} if wait_s is None else {"retry_after_s": wait_s}
 
 
 def error_event(failure: Failure, response_id: str | None, stream_id: str | None) -> bytes:
     """An ``error`` event: a message from the client was not carried out. It belongs to no response's sequence."""
     inner = {"type": failure.kind, "code": failure.code, "message": failure.message, "param": failure.param}
+    retry = _retry(failure)
     return encode(
         {
             "type": "error",
@@ -208,7 +216,8 @@ def error_event(failure: Failure, response_id: str | None, stream_id: str | None
             "code": failure.code,
             "message": failure.message,
             "param": failure.param,
-            "error": inner,
+            **retry,
+            "error": {**inner, **retry},
         }
     )
 

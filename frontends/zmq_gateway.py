@@ -22,7 +22,7 @@ from baton.frontends import traceparent
 from baton.frontends.client import wire
 from baton.frontends.client.keys import ServerKeys
 from baton.frontends.client.port import Port, Sent
-from baton.frontends.errors import Refused, bad_request, failure_of
+from baton.frontends.errors import Refused, bad_request, failure_of, retry_after_s
 from baton.frontends.keeping import checked_key, keep, request_id_of
 from baton.frontends.metrics import Metrics
 from baton.frontends.reception import Reception
@@ -276,7 +276,7 @@ class _Client:
         failure = failure_of(finish)
         problem = None if failure is None else _problem(failure)
         used = finish.prompt_tokens, finish.completion_tokens
-        self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem))
+        self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem, finish.cached_tokens))
 
     def _add(self, tag: int, delta: Delta) -> None:
         waiting = self.pieces.get(tag)
@@ -340,4 +340,5 @@ class _Client:
 
 
 def _problem(failure: Failure) -> wire.Problem:
-    return wire.Problem(failure.status, failure.kind, failure.message, failure.param, failure.code)
+    wait_s = retry_after_s(failure)
+    return wire.Problem(failure.status, failure.kind, failure.message, failure.param, failure.code, wait_s)

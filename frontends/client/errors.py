@@ -18,7 +18,10 @@ class RequestTimeout(BatonError, TimeoutError):
 
 
 class RequestFailed(BatonError):
-    """The server refused the request or could not finish it; the fields are those of HTTP's error object."""
+    """The server refused the request or could not finish it; the fields are those of HTTP's error object.
+
+    ``retry_after_s`` is in how many seconds the server expects to have room; None where asking again makes no sense.
+    """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -27,6 +30,7 @@ class RequestFailed(BatonError):
         self.message = problem.message
         self.param = problem.param
         self.code = problem.code
+        self.retry_after_s = problem.retry_after_s
 
 
 class SaidGoodbye(NotConnected):

@@ -21,13 +21,14 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field=
 
 
 class Problem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a request has no answer: what HTTP would say, field by field."""
+    """Why a request has no answer: what HTTP would say, field by field; its ``Retry-After`` header last."""
 
     status: int
     kind: str
     message: str
     param: str | None
     code: str | None
+    retry_after_s: int | None = None
 
 
 # ---------------------------------------------------------------------------------------------- client -> server
@@ -117,6 +118,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     problem: Problem | None
+    cached_tokens: int = 0
 
 
 class Update(Message, frozen=True):

@@ -36,7 +36,8 @@ async def test_a_chat_is_answered(house: House) -> None:
     choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hello!", "refusal": None}
     assert (choice["finish_reason"], choice["logprobs"]) == ("stop", None)
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    counted = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert body["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
     assert body["id"] == "chatcmpl-" + response.headers["X-Baton-Request-Id"]
     await house.engine.empty()
 
@@ -214,6 +215,16 @@ async def test_what_the_tokenizer_refuses_is_a_status_not_a_stream(house: House,
     house.engine.on_submit = lambda job: job.refuse(failure)
     async with house.post("/v1/chat/completions", {**CHAT, "stream": stream}) as response:
         assert response.status == 400 and (await response.json())["error"]["param"] == "messages"
+    await house.engine.empty()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_schedulers_refusal_says_when_to_come_back(house: House, stream: bool) -> None:
+    failure = Failure(429, "rate_limit_error", "9000 tokens wait", None, "queue_full", 17)
+    house.engine.on_submit = lambda job: job.refuse(failure)
+    async with house.post("/v1/chat/completions", {**CHAT, "stream": stream}) as response:
+        assert response.status == 429 and response.headers["Retry-After"] == "17"
+        assert (await response.json())["error"]["code"] == "queue_full"
     await house.engine.empty()
 
 

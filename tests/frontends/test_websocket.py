@@ -225,6 +225,21 @@ async def test_the_engines_refusals_fail_the_response(house: House) -> None:
     await house.engine.empty()
 
 
+async def test_a_refusal_for_want_of_room_says_when_to_come_back(house: House) -> None:
+    async with connected(house) as client:
+        await client.create("a")
+        job = await house.engine.job()
+        job.refuse(Failure(429, "rate_limit_error", "9000 tokens wait", None, "queue_full", 17))
+        final = (await client.until("response.failed"))[-1]["response"]
+        assert final["error"]["retry_after_s"] == 17
+        await client.create("b")
+        job = await house.engine.job()
+        job.refuse(Failure(400, "invalid_request_error", "too long", "input", None))
+        final = (await client.until("response.failed"))[-1]["response"]
+        assert "retry_after_s" not in final["error"]
+    await house.engine.empty()
+
+
 @pytest.mark.parametrize("when", ["before_begin", "queued", "in_the_middle"])
 async def test_closing_the_socket_cancels_everything(house: House, when: str) -> None:
     async with connected(house) as client:

@@ -79,8 +79,15 @@ async def test_refusals_are_those_of_http(house: House) -> None:
         task = asyncio.create_task(client.complete("long"))
         job = await house.engine.job()
         job.refuse(Failure(400, "invalid_request_error", "too long", "prompt", "context_length_exceeded"))
-        with pytest.raises(RequestFailed, match="too long"):
+        with pytest.raises(RequestFailed, match="too long") as refused:
             await task
+        assert refused.value.retry_after_s is None
+        task = asyncio.create_task(client.complete("later"))
+        job = await house.engine.job()
+        job.refuse(Failure(429, "rate_limit_error", "9000 tokens wait", None, "queue_full", 17))
+        with pytest.raises(RequestFailed) as refused:
+            await task
+        assert (refused.value.status, refused.value.retry_after_s) == (429, 17)
     await house.engine.empty()
 
 

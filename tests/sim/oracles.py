@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.sim.world import Process, World
 
 OWNERS_EVERY_EVENTS = 6
-CANCELS = ("cancelled", "timeout", "slow_consumer")
+CANCELS = ("cancelled", "deadline_exceeded", "slow_consumer")
 
 
 #: ends that are no answer: whoever repeats the key begins anew, though others may not have heard of the end yet
@@ -167,7 +167,7 @@ class Oracles:
             allowed |= {other.cancelled for other in others}
             allowed |= {"slow_consumer" for other in others if other.wish.reads != "fast"}
         if client.deadline_ns and self.world.now >= client.deadline_ns:
-            allowed.add("timeout")
+            allowed.add("deadline_exceeded")
         if client.wish.reads != "fast":
             allowed.add("slow_consumer")
         self.check(finish.reason in allowed, f"{client} ended as {finish.reason}, nobody asked for it")
