@@ -209,10 +209,7 @@ class SchedulerCore:
                     self._lease(seq, out)
 
     def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:
-        """A rank is gone, and the cache with it: count what was committed, then begin again from those tokens.
-
-        Ranks that live forget all they held, and greet again.
-        """
+        """A rank is gone, and the cache with it: count what was committed, then begin again from those tokens."""
         self._drain(now_ns, out)
         if fault and self.flight is not None:
             self._suspect(self.flight)
@@ -273,11 +270,8 @@ class SchedulerCore:
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
         for record in done.records:
             seq = self.sequences.get(record.slot)
-            if seq is None:
-                self.counts["skipped_records"] += 1
-                continue
-            length = len(seq.output)
-            if not counts(record, seq.held.generation, seq.run, length):
+            length = 0 if seq is None else len(seq.output)
+            if seq is None or not counts(record, seq.held.generation, seq.run, length):
                 self.counts["skipped_records"] += 1
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)
