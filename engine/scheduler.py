@@ -7,7 +7,7 @@ batcher's to choose. This module knows no tensor, no text and no clock.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -191,6 +191,7 @@ class SchedulerCore:
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
                 self._admit(seq, now_ns, out)
@@ -258,8 +259,9 @@ class SchedulerCore:
             flight = self.flight
             if flight is not None and flight.step == done.step and done.incarnation == self._rank0():
                 self.flight = None
-                for seq, count in flight.rows:
-                    seq.computed += count
+                yielded = Counter(record.slot for record in done.records)
+                for seq, count in flight.rows:  # of several tokens of one step all but the last have been computed
+                    seq.computed += count + max(0, yielded[seq.held.slot] - 1)
                     seq.in_flight = False
                 self._step_span(flight, len(done.records), now_ns, out)
 
@@ -271,7 +273,8 @@ class SchedulerCore:
         for record in done.records:
             seq = self.sequences.get(record.slot)
             length = 0 if seq is None else len(seq.output)
-            if seq is None or not counts(record, seq.held.generation, seq.run, length):
+            past = seq is not None and seq.end is not None and seq.end.length is not None and length >= seq.end.length
+            if seq is None or past or not counts(record, seq.held.generation, seq.run, length):
                 self.counts["skipped_records"] += 1
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)
@@ -290,8 +293,8 @@ class SchedulerCore:
                     self._end(seq, End(what, length + 1))
                 elif seq.started:  # else it is a word from before a rank was lost, which the detokenizer believes, too
                     self.hands.move(seq.held, "decoding", now_ns, out)
-            elif seq.end.length is None and what == "stop":
-                seq.end = End("stop", length + 1)
+            elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
+                seq.end = End("stop", length + 1) if what == "stop" else replace(seq.end, length=length + 1)
 
     def _step_span(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
         links = [seq.held.trace for seq, _ in flight.rows if seq.held.trace[24] & 1]
@@ -335,13 +338,8 @@ class SchedulerCore:
         home = handed.home.index
         if end.reason == "refused":
             key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
-            out.append(
-                Send(
-                    Role.FRONTEND,
-                    home,
-                    Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids),
-                )
-            )
+            closed = Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids)
+            out.append(Send(Role.FRONTEND, home, closed))
             return
         live = self.board.live(Role.DETOKENIZER, 0)
         if seq.output and seq.leased_to != live:

@@ -76,10 +76,9 @@ class WorkerCore:
             if not row.sample:
                 continue
             result, state = next(results), self.slots[row.slot]
-            if not result.flags & INVALID_FLAG:
-                state.tokens.append(result.token)
-            record = TokenRecord(
-                row.slot, state.generation, state.run, row.position, result.token, result.flags, result.logprob
-            )
-            records.append(record)
+            for position, one in enumerate((result, *result.more), row.position):
+                if not one.flags & INVALID_FLAG:
+                    state.tokens.append(one.token)
+                name = (row.slot, state.generation, state.run)
+                records.append(TokenRecord(*name, position, one.token, one.flags, one.logprob))
         return StepDone(self.incarnation, plan.step, records)

@@ -278,6 +278,7 @@ class WorkerHello(Frame, frozen=True):
     """Worker -> scheduler: rank ``rank`` of ``group`` is up, idle, with these weights and an empty cache.
 
     ``group`` is the incarnation of every rank, by the life table: only ranks that say the same work together.
+    A step yields at most ``tokens_per_row_max`` tokens for each row that samples: more than one with speculation.
     """
 
     address: Address
@@ -287,6 +288,7 @@ class WorkerHello(Frame, frozen=True):
     weights_digest: str
     vocab: int
     context_tokens_max: int
+    tokens_per_row_max: Size = 1
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -18,6 +18,7 @@ from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
+from baton.ipc.records import ring_holds
 from baton.workers.config import Card, Settings, size_bytes
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
@@ -30,8 +31,10 @@ SCRIPTED_WEIGHTS = "scripted"
 
 
 class StepRunner(Protocol):
-    """What a runner is to this process."""
+    """What a runner is to this process. A step yields up to ``tokens_per_row_max`` tokens for a row that samples."""
 
+    @property
+    def tokens_per_row_max(self) -> int: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
 
@@ -176,12 +179,15 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     settings, card, me = process.settings, process.card, process.me
     process.phase("loading")
     runner, layout, digest = make(settings, card)
-    ranks = process.plan_readers()
+    ranks, of_a_row = process.plan_readers(), runner.tokens_per_row_max
+    if not ring_holds(process.limits.token_ring_bytes, process.limits.running_requests_max * of_a_row):
+        rows = process.limits.running_requests_max
+        raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
 
     def group() -> tuple[int, ...]:
         return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))
 
-    hello = WorkerHello(me, me.index, group(), layout, digest, card.vocab, card.context_tokens_max)
+    hello = WorkerHello(me, me.index, group(), layout, digest, card.vocab, card.context_tokens_max, of_a_row)
     core = WorkerCore(me.index, hello.group, layout.block_tokens)
     step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0
     loop = StepLoop(process, runner, core, step_s, group)

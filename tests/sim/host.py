@@ -211,7 +211,11 @@ class Host:
     def make_runner(self, settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, str]:
         """The script in place of a model."""
         shape = self.shape
-        runner = ScriptedRunner(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, faulty=shape.faulty)
+        runner = ScriptedRunner(
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens),
+            faulty=shape.faulty,
+            tokens_per_row_max=shape.tokens_per_row_max,
+        )
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
         return Poisonable(runner) if shape.poison else runner, layout, "w"
 

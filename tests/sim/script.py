@@ -48,6 +48,7 @@ class Shape:
     repeats: bool
     faulty: dict[int, int]
     poison: bool  # the worker dies of requests with seed POISON, at their second token
+    tokens_per_row_max: int  # so many tokens a step may yield for one request
     ranks: int = 1
 
     @property
@@ -151,6 +152,7 @@ def make_shape(rng: random.Random) -> Shape:
     block_tokens = rng.choice((1, 4, 4, 8))
     capacity = rng.choice((40, 64, 200))
     poison = rng.random() < 0.15
+    tokens_per_row_max = 1 if poison else rng.choice((1, 1, 2, 4))
     limits = Limits(
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
@@ -172,12 +174,13 @@ def make_shape(rng: random.Random) -> Shape:
         block_tokens=block_tokens,
         context_tokens=rng.choice((32, 48)),
         mean_tokens=rng.choice((6, 20)),
-        token_ring_bytes=rng.choice((1024, 4096)),
+        token_ring_bytes=rng.choice((1024, 4096)) if tokens_per_row_max == 1 else 4096,
         plan_ring_bytes=8192,
         slow_links=rng.random() < 0.3,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
         poison=poison,
+        tokens_per_row_max=tokens_per_row_max,
     )
 
 

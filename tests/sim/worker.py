@@ -37,7 +37,8 @@ class Worker:
         shape = self.world.shape
         self.core = WorkerCore(self.me.index, self._group(), shape.block_tokens)
         self.runner = ScriptedRunner(
-            VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 300_000, 20_000, shape.faulty
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 300_000, 20_000, shape.faulty),
+            shape.tokens_per_row_max,
         )
 
     @property
@@ -50,7 +51,8 @@ class Worker:
         shape, before = self.world.shape, self.core.group
         self.core.join(self._group())
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
-        frame = WorkerHello(self.me, self.me.index, self.core.group, layout, "w", VOCAB, shape.context_tokens)
+        of_a_row, group = shape.tokens_per_row_max, self.core.group
+        frame = WorkerHello(self.me, self.me.index, group, layout, "w", VOCAB, shape.context_tokens, of_a_row)
         self.world.send(self.me.place, self.incarnation, (Role.SCHEDULER, 0), frame)
         if before != self.core.group:
             self._next()
@@ -108,8 +110,8 @@ class Worker:
         self.world.oracles.step(plan, rows)
         done = self.core.commit(plan, rows, self.runner.step(rows))
         for peer in peers:
-            if isinstance(peer, Worker) and peer is not self:
-                peer.core.commit(plan, peer.rows or [], self.runner.step(rows))
+            if isinstance(peer, Worker) and peer is not self and peer.rows is not None:
+                peer.core.commit(plan, peer.rows, peer.runner.step(peer.rows))
                 peer._next()
         self._commit(plan, done)
 
