@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
 from baton.engine.limits import Limits
@@ -117,10 +118,11 @@ def cheaper_way(
 def _enough(may: Sequence[One], wanted: int) -> list[One] | None:
     """As few as give ``wanted`` blocks, the paused first, then from the least senior on; None if all are too few."""
     chosen: list[One] = []
-    for one in sorted(may, key=lambda one: (one.paused, seniority(one)), reverse=True):
+    ranked = [(one.paused, seniority(one), one) for one in may if one.own_blocks > 0]
+    ranked.sort(key=itemgetter(0, 1), reverse=True)
+    for _, _, one in ranked:
         if wanted <= 0:
             break
-        if one.own_blocks > 0:
-            chosen.append(one)
-            wanted -= one.own_blocks
+        chosen.append(one)
+        wanted -= one.own_blocks
     return chosen if wanted <= 0 else None
