@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, Sampled, Sampling, StepRow
+from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, History, Sampled, Sampling, StepRow
 from baton.engine.effects import Plan, Row, StepDone, TokenRecord
 
 
@@ -33,21 +33,28 @@ class SlotState:
 class WorkerCore:
     """Invariant: after a plan, each of its rows names a slot whose table covers the row."""
 
-    def __init__(self, rank: int, incarnation: int, block_tokens: int) -> None:
+    def __init__(self, rank: int, group: tuple[int, ...], block_tokens: int) -> None:
+        """``group`` is the incarnation of every rank, this one's among them."""
         self.rank = rank
-        self.incarnation = incarnation
+        self.incarnation = group[rank]
+        self.group = group
         self.block_tokens = block_tokens
         self.slots: dict[int, SlotState] = {}
         self.scheduler = 0  # the incarnation whose plans are obeyed
         self.mistrusted = -1  # and the last one whose are not: it left damage where a plan should have been
         self.dropped_plans = 0
 
+    def join(self, group: tuple[int, ...]) -> None:
+        """Another rank was replaced: what was begun with the one before is over, the cache counts as empty."""
+        if group != self.group:
+            self.group = group
+            self.slots.clear()
+
     def apply(self, plan: Plan) -> list[StepRow] | None:
-        """The rows to compute, or None where the plan was made for another incarnation of this rank, or comes after
-        one that was lost: plans are changes, so none is obeyed after a gap.
+        """The rows to compute, or None where the plan was made for another group of ranks, or comes after one that was
+        lost: plans are changes, so none is obeyed after a gap.
         """
-        foreign = self.rank >= len(plan.incarnations) or plan.incarnations[self.rank] != self.incarnation
-        if foreign or plan.step >> 32 <= self.mistrusted:
+        if plan.incarnations != self.group or plan.step >> 32 <= self.mistrusted:
             self.dropped_plans += 1
             return None
         if plan.step >> 32 != self.scheduler:  # another scheduler knows nothing of what an earlier one started
@@ -65,8 +72,15 @@ class WorkerCore:
         self.mistrusted = max(self.mistrusted, scheduler)
 
     def can_run_ahead(self, plan: Plan) -> bool:
-        """Whether a plan may be applied before the step before it was committed: not the first of another scheduler."""
-        return plan.step >> 32 == self.scheduler
+        """Whether a plan may be applied before the step before it was committed.
+
+        Not the first of another scheduler or for another group, and not where a choice depends on a token that the
+        step before is still sampling.
+        """
+        if plan.step >> 32 != self.scheduler or plan.incarnations != self.group:
+            return False
+        states = (self.slots.get(row.slot) for row in plan.rows)
+        return not any(state.pending and state.sampling.needs_history for state in states if state is not None)
 
     def _row(self, row: Row) -> StepRow | None:
         """What a row of a plan means here; None where its sequence has ended meanwhile."""
@@ -81,7 +95,8 @@ class WorkerCore:
         tokens = state.tokens[row.start : end] + [UNKNOWN] * (end - known)
         position = total - state.prompt_tokens
         state.pending += row.sample
-        return StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling)
+        history = History(state.tokens, state.prompt_tokens) if state.sampling.needs_history else None
+        return StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling, history)
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:
         """Append the sampled tokens to their slots; the records that tell the readers so. None is of a step
