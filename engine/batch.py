@@ -15,7 +15,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How one request's tokens are chosen; fixed at admission.
 
     ``temperature`` below 1e-5 is greedy; ``top_k`` 0 or -1 is off; ``end_ids`` are the ids that set the end flag
-    (empty where the end of sequence is ignored).
+    (empty where the end of sequence is ignored). With each token come ``top_logprobs`` of the likeliest ones.
+    ``choice`` tells the random numbers of one request's choices apart.
     """
 
     temperature: float
@@ -23,6 +24,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_k: int
     seed: int
     end_ids: tuple[int, ...]
+    top_logprobs: int = 0
+    choice: int = 0
 
 
 class StepRow(msgspec.Struct, gc=False):
@@ -42,8 +45,12 @@ class StepRow(msgspec.Struct, gc=False):
 
 
 class Sampled(msgspec.Struct, gc=False):
-    """A chosen token and its log-probability; ``flags`` is an or of END_FLAG and INVALID_FLAG (non-finite logits)."""
+    """A chosen token and its log-probability; ``flags`` is an or of END_FLAG and INVALID_FLAG (non-finite logits).
+
+    ``tops`` are the likeliest tokens, packed as in ``engine.scores``.
+    """
 
     token: int
     logprob: float
     flags: int
+    tops: bytes = b""

@@ -129,9 +129,10 @@ class SchedulerCore:
             return
         p = event.params
         end_ids = () if p.ignore_eos else self.end_ids
-        sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids)
+        sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids, p.top_logprobs, p.choice)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
+        seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.waiting.append(seq)
@@ -245,6 +246,7 @@ class SchedulerCore:
             list(seq.output),
             logprobs,
             seq.base,
+            list(seq.tops),
         )
         seq.leased_to = incarnation
         out.append(Send(Role.DETOKENIZER, 0, lease))
@@ -285,6 +287,8 @@ class SchedulerCore:
                 continue
             seq.output.append(record.token)
             seq.logprobs.append(record.logprob)
+            if seq.sampling.top_logprobs:
+                seq.tops.append(record.tops)
             seq.suspect, seq.lone_deaths = False, 0
             self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
             if seq.end is None:

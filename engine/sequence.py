@@ -31,6 +31,7 @@ class Sequence:
     credit: int
     logprobs: list[float]
     max_tokens: int | None  # where the client set none, how many there is room for, once that is known
+    tops: list[bytes] = field(default_factory=list)  # with each output token's log-probability, where asked for
     blocks: list[int] = field(default_factory=list)
     told_blocks: int = 0
     computed: int = 0

@@ -70,8 +70,6 @@ class WorkerCore:
             result, state = next(results), self.slots[row.slot]
             if not result.flags & INVALID_FLAG:
                 state.tokens.append(result.token)
-            record = TokenRecord(
-                row.slot, state.generation, state.run, row.position, result.token, result.flags, result.logprob
-            )
-            records.append(record)
+            what = (result.token, result.flags, result.logprob, result.tops)
+            records.append(TokenRecord(row.slot, state.generation, state.run, row.position, *what))
         return StepDone(self.incarnation, plan.step, records)

@@ -1,5 +1,7 @@
 """What stands in the rings: sampled tokens as fixed-size records, step plans as one msgspec struct each.
 
+Log-probabilities of a token's rivals stand behind a step's records, in the same frame: what is committed is whole.
+
 A reader that finds damage gives up what the ring holds and says so to ``damaged``; what follows from it (the death of
 the ring's writer) is decided elsewhere.
 """
@@ -13,34 +15,62 @@ from typing import NoReturn
 import msgspec
 
 from baton.engine.effects import Plan, StepDone, TokenRecord
+from baton.engine.scores import PAIR_BYTES
 from baton.ipc.ring import RingDamaged, RingReader, RingWriter
 
-_STEP = struct.Struct("=QQI4x")
+_STEP = struct.Struct("=QQII")  # incarnation, step, records, bytes of extras
 _TOKEN = struct.Struct("=IIIIIIf")  # slot, generation, run, position, token, flags, log-probability
+_EXTRA = struct.Struct("=II")  # index of its record, bytes of pairs that follow
 _plan_encoder = msgspec.msgpack.Encoder()
 _plan_decoder = msgspec.msgpack.Decoder(Plan)
 
 
 def encode_step(done: StepDone) -> bytes:
-    """One step's records as one frame: a header and 28 bytes a token."""
+    """One step's records as one frame: a header, 28 bytes a token, then what there is to say beyond that."""
+    extras = [
+        part
+        for index, record in enumerate(done.records)
+        if record.tops
+        for part in (_EXTRA.pack(index, len(record.tops)), record.tops)
+    ]
     buffer = bytearray(_STEP.size + _TOKEN.size * len(done.records))
-    _STEP.pack_into(buffer, 0, done.incarnation, done.step, len(done.records))
+    _STEP.pack_into(buffer, 0, done.incarnation, done.step, len(done.records), sum(map(len, extras)))
     at = _STEP.size
     for r in done.records:
         _TOKEN.pack_into(buffer, at, r.slot, r.generation, r.run, r.position, r.token, r.flags, r.logprob)
         at += _TOKEN.size
-    return bytes(buffer)
+    return b"".join((buffer, *extras))
 
 
 def decode_step(frame: bytes) -> StepDone:
     """The reverse; a frame of the wrong shape is a damaged ring."""
     if len(frame) < _STEP.size:
         raise RingDamaged(f"a step frame of {len(frame)} bytes")
-    incarnation, step, count = _STEP.unpack_from(frame)
-    if len(frame) != _STEP.size + count * _TOKEN.size:
-        raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {count} tokens")
-    records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size :])]
-    return StepDone(incarnation, step, records)
+    incarnation, step, count, extras = _STEP.unpack_from(frame)
+    behind = _STEP.size + count * _TOKEN.size
+    if len(frame) != behind + extras:
+        raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {count} tokens and {extras} bytes of extras")
+    fields = _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])
+    if not extras:
+        return StepDone(incarnation, step, [TokenRecord(*each) for each in fields])
+    tops = _extras(frame, behind, count)
+    return StepDone(incarnation, step, [TokenRecord(*each, tops=tops.get(index, b"")) for index, each in enumerate(fields)])
+
+
+def _extras(frame: bytes, at: int, count: int) -> dict[int, bytes]:
+    """What stands behind the records, by the index of the record it belongs to; each at most once, in order."""
+    found: dict[int, bytes] = {}
+    last = -1
+    while at < len(frame):
+        if len(frame) - at < _EXTRA.size:
+            raise RingDamaged("the extras of a step frame end in the middle")
+        index, size = _EXTRA.unpack_from(frame, at)
+        at += _EXTRA.size
+        if not last < index < count or not size or size % PAIR_BYTES or size > len(frame) - at:
+            raise RingDamaged(f"extras of {size} bytes for record {index} of {count} do not fit their frame")
+        found[index] = frame[at : at + size]
+        at, last = at + size, index
+    return found
 
 
 def mistrust(error: RingDamaged) -> NoReturn:
