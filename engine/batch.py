@@ -47,10 +47,13 @@ class StepRow(msgspec.Struct, gc=False):
 class Sampled(msgspec.Struct, gc=False):
     """A chosen token and its log-probability; ``flags`` is an or of END_FLAG and INVALID_FLAG (non-finite logits).
 
-    ``tops`` are the likeliest tokens, packed as in ``engine.scores``.
+    ``tops`` are the likeliest tokens, packed as in ``engine.scores``;
+    ``more`` are the tokens after it that the same step yielded, as speculation does: every one of them but the last
+    has been computed, so that the cache holds its keys and values too.
     """
 
     token: int
     logprob: float
     flags: int
     tops: bytes = b""
+    more: tuple[Sampled, ...] = ()

@@ -7,9 +7,7 @@ batcher's to choose. This module knows no tensor, no text and no clock.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from baton.engine.batch import Sampling
 from baton.engine.batcher import Batcher, Chosen
@@ -31,7 +29,6 @@ from baton.ipc.frames import (
     Flush,
     Halt,
     Handed,
-    Lease,
     Life,
     Recall,
     Returned,
@@ -191,6 +188,7 @@ class SchedulerCore:
         if len(self.ranks) == event.ranks:
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
                 self._admit(seq, now_ns, out)
@@ -233,23 +231,8 @@ class SchedulerCore:
 
     def _lease(self, seq: Sequence, out: list[Effect]) -> None:
         incarnation = self.board.live(Role.DETOKENIZER, 0)
-        h, handed = seq.held, seq.handed
-        logprobs = list(seq.logprobs) if handed.params.logprobs else []
-        lease = Lease(
-            h.slot,
-            h.generation,
-            seq.run,
-            incarnation,
-            handed.home,
-            h.trace,
-            msgspec.structs.replace(handed.params, max_tokens=seq.max_tokens),
-            list(seq.output),
-            logprobs,
-            seq.base,
-            list(seq.tops),
-        )
         seq.leased_to = incarnation
-        out.append(Send(Role.DETOKENIZER, 0, lease))
+        out.append(Send(Role.DETOKENIZER, 0, seq.lease(incarnation)))
 
     # -------------------------------------------------------------------------------- tokens
 
@@ -259,8 +242,9 @@ class SchedulerCore:
             flight = self.flight
             if flight is not None and flight.step == done.step and done.incarnation == self._rank0():
                 self.flight = None
-                for seq, count in flight.rows:
-                    seq.computed += count
+                yielded = Counter(record.slot for record in done.records)
+                for seq, count in flight.rows:  # of several tokens of one step all but the last have been computed
+                    seq.computed += count + max(0, yielded[seq.held.slot] - 1)
                     seq.in_flight = False
                 self._step_span(flight, len(done.records), now_ns, out)
 
@@ -275,7 +259,8 @@ class SchedulerCore:
                 self.counts["skipped_records"] += 1
                 continue
             length = len(seq.output)
-            if not counts(record, seq.held.generation, seq.run, length):
+            past = seq.end is not None and seq.end.length is not None and length >= seq.end.length
+            if past or not counts(record, seq.held.generation, seq.run, length):
                 self.counts["skipped_records"] += 1
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)
@@ -296,8 +281,8 @@ class SchedulerCore:
                     self._end(seq, End(what, length + 1))
                 else:
                     self.hands.move(seq.held, "decoding", now_ns, out)
-            elif seq.end.length is None and what == "stop":
-                seq.end = End("stop", length + 1)
+            elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
+                seq.end = End("stop", length + 1) if what == "stop" else replace(seq.end, length=length + 1)
 
     def _step_span(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
         links = [seq.held.trace for seq, _ in flight.rows if seq.held.trace[24] & 1]
@@ -341,13 +326,8 @@ class SchedulerCore:
         home = handed.home.index
         if end.reason == "refused":
             key = self.hands.give(held, Role.FRONTEND, home, "closed", now_ns, out)
-            out.append(
-                Send(
-                    Role.FRONTEND,
-                    home,
-                    Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids),
-                )
-            )
+            closed = Closed(key, held.trace, length, "refused", None, "", end.failure, handed.prompt_ids)
+            out.append(Send(Role.FRONTEND, home, closed))
             return
         live = self.board.live(Role.DETOKENIZER, 0)
         if seq.output and seq.leased_to != live:

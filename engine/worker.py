@@ -68,8 +68,9 @@ class WorkerCore:
             if not row.sample:
                 continue
             result, state = next(results), self.slots[row.slot]
-            if not result.flags & INVALID_FLAG:
-                state.tokens.append(result.token)
-            what = (result.token, result.flags, result.logprob, result.tops)
-            records.append(TokenRecord(row.slot, state.generation, state.run, row.position, *what))
+            for position, one in enumerate((result, *result.more), row.position):
+                if not one.flags & INVALID_FLAG:
+                    state.tokens.append(one.token)
+                name = (row.slot, state.generation, state.run)
+                records.append(TokenRecord(*name, position, one.token, one.flags, one.logprob, one.tops))
         return StepDone(self.incarnation, plan.step, records)

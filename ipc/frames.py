@@ -296,7 +296,10 @@ class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(Frame, frozen=True):
-    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache."""
+    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache.
+
+    A step yields at most ``tokens_per_row_max`` tokens for each row that samples: more than one with speculation.
+    """
 
     address: Address
     rank: Index
@@ -305,6 +308,7 @@ class WorkerHello(Frame, frozen=True):
     weights_digest: str
     vocab: int
     context_tokens_max: int
+    tokens_per_row_max: Size = 1
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

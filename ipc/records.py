@@ -9,14 +9,14 @@ the ring's writer) is decided elsewhere.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
 
 from baton.engine.effects import Plan, StepDone, TokenRecord
 from baton.engine.scores import PAIR_BYTES
-from baton.ipc.ring import RingDamaged, RingReader, RingWriter
+from baton.ipc.ring import RingDamaged, RingReader, RingWriter, fits
 
 _STEP = struct.Struct("=QQII")  # incarnation, step, records, bytes of extras
 _TOKEN = struct.Struct("=IIIIIIf")  # slot, generation, run, position, token, flags, log-probability
@@ -50,16 +50,14 @@ def decode_step(frame: bytes) -> StepDone:
     behind = _STEP.size + count * _TOKEN.size
     if len(frame) != behind + extras:
         raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {count} tokens and {extras} bytes of extras")
-    fields = _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])
-    if not extras:
-        return StepDone(incarnation, step, [TokenRecord(*each) for each in fields])
-    tops = _extras(frame, behind, count)
-    return StepDone(incarnation, step, [TokenRecord(*each, tops=tops.get(index, b"")) for index, each in enumerate(fields)])
+    records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])]
+    for index, tops in _extras(frame, behind, count):
+        records[index] = msgspec.structs.replace(records[index], tops=tops)
+    return StepDone(incarnation, step, records)
 
 
-def _extras(frame: bytes, at: int, count: int) -> dict[int, bytes]:
-    """What stands behind the records, by the index of the record it belongs to; each at most once, in order."""
-    found: dict[int, bytes] = {}
+def _extras(frame: bytes, at: int, count: int) -> Iterator[tuple[int, bytes]]:
+    """What stands behind the records, with the index of the record it belongs to; each at most once, in order."""
     last = -1
     while at < len(frame):
         if len(frame) - at < _EXTRA.size:
@@ -68,14 +66,19 @@ def _extras(frame: bytes, at: int, count: int) -> dict[int, bytes]:
         at += _EXTRA.size
         if not last < index < count or not size or size % PAIR_BYTES or size > len(frame) - at:
             raise RingDamaged(f"extras of {size} bytes for record {index} of {count} do not fit their frame")
-        found[index] = frame[at : at + size]
+        yield index, frame[at : at + size]
         at, last = at + size, index
-    return found
 
 
 def mistrust(error: RingDamaged) -> NoReturn:
     """What a reader does about damage where nobody else is there to deal with it."""
     raise error
+
+
+def ring_holds(ring_bytes: int, tokens: int, top_logprobs: int = 0) -> bool:
+    """Whether a token ring of this capacity can take a step of so many tokens, each with its likeliest rivals."""
+    extras = _EXTRA.size + PAIR_BYTES * top_logprobs if top_logprobs else 0
+    return fits(ring_bytes, _STEP.size + (_TOKEN.size + extras) * tokens)
 
 
 class StepReader:

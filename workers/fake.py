@@ -39,7 +39,8 @@ class ScriptedRunner:
 
     ``vocab`` is the number of token ids; with ``mean_tokens`` an answer has that many tokens on average if it is not
     bounded; ``step_ns`` and ``token_ns`` are the time model. ``faulty`` maps a request's seed to the output position
-    at which its numbers are not finite.
+    at which its numbers are not finite. A row yields up to ``tokens_per_row_max`` tokens a step, as with speculation:
+    how many is a function of its context and of the room in its blocks.
     """
 
     def __init__(
@@ -51,14 +52,16 @@ class ScriptedRunner:
         step_ns: int = 0,
         token_ns: int = 0,
         faulty: Mapping[int, int] | None = None,
+        tokens_per_row_max: int = 1,
     ) -> None:
-        assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0
+        assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0 and tokens_per_row_max > 0
         self.vocab = vocab
         self.block_tokens = block_tokens
         self.mean_tokens = mean_tokens
         self.step_ns = step_ns
         self.token_ns = token_ns
         self.faulty = dict(faulty or {})
+        self.tokens_per_row_max = tokens_per_row_max
         self._cache = [0] * (blocks * block_tokens)
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
@@ -67,7 +70,7 @@ class ScriptedRunner:
         for row in rows:
             state = self._compute(row)
             if row.sample:
-                sampled.append(self._sample(state, row))
+                sampled.append(self._burst(state, row))
         return sampled
 
     def cost_ns(self, rows: Sequence[StepRow]) -> int:
@@ -85,8 +88,23 @@ class ScriptedRunner:
     def _place(self, row: StepRow, position: int) -> int:
         return row.blocks[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
 
-    def _sample(self, state: int, row: StepRow) -> Sampled:
-        if self.faulty.get(row.sampling.seed) == row.position:
+    def _burst(self, state: int, row: StepRow) -> Sampled:
+        """The next token and perhaps some after it; also past an end id, for whoever reads them to drop."""
+        first = last = self._sample(state, row, row.position)
+        more: list[Sampled] = []
+        end = row.start + len(row.tokens)
+        room = len(row.blocks) * self.block_tokens - end
+        most = min((state >> 40) % self.tokens_per_row_max, room)
+        while len(more) < most and not last.flags & INVALID_FLAG:
+            state = follow(state, last.token)
+            self._cache[self._place(row, end + len(more))] = state
+            last = self._sample(state, row, row.position + len(more) + 1)
+            more.append(last)
+        first.more = tuple(more)
+        return first
+
+    def _sample(self, state: int, row: StepRow, position: int) -> Sampled:
+        if self.faulty.get(row.sampling.seed) == position:
             return Sampled(0, 0.0, INVALID_FLAG)
         token = choose(state, row.sampling, self.vocab, self.mean_tokens)
         flags = END_FLAG if token in row.sampling.end_ids else 0

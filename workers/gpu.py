@@ -16,6 +16,7 @@ from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
+from baton.ipc.records import ring_holds
 from baton.workers.config import Card, Settings, size_bytes
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
@@ -28,8 +29,10 @@ SCRIPTED_WEIGHTS = "scripted"
 
 
 class StepRunner(Protocol):
-    """What a runner is to this process."""
+    """What a runner is to this process. A step yields up to ``tokens_per_row_max`` tokens for a row that samples."""
 
+    @property
+    def tokens_per_row_max(self) -> int: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
 
@@ -157,7 +160,12 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.phase("loading")
     runner, layout, digest = make(settings, card)
     ranks = 1
-    hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max)
+    of_a_row = runner.tokens_per_row_max
+    limits = process.limits
+    if not ring_holds(limits.token_ring_bytes, limits.running_requests_max * of_a_row, limits.top_logprobs_max):
+        rows = limits.running_requests_max
+        raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
+    hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max, of_a_row)
     core = WorkerCore(me.index, me.incarnation, layout.block_tokens)
     loop = StepLoop(process, runner, core, settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0)
     process.hear("plans", loop.plans_came)

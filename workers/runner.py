@@ -51,6 +51,7 @@ class Runner:
         assert blocks is None or kv_bytes is None, "blocks and kv_bytes say the same thing twice"
         _keep_freed_memory()
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        self.tokens_per_row_max = 1
         self._device = torch.device(device)
         self._model = load_model(model_path, DTYPES[dtype], DTYPES[weights], self._device)
         self.config = self._model.config

@@ -34,7 +34,7 @@ from tests.sim.forger import forged
 from tests.sim.members import Member, Poisonable
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, VOCAB, make_shape, make_wishes
+from tests.sim.script import MS, VOCAB, make_shape, make_wishes, rank_some
 from tests.sim.visitors import Visitor
 
 HISTORY_S_MAX = 12.0
@@ -63,7 +63,8 @@ class Host:
         self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
-        self.clients = [Visitor(wish, self) for wish in make_wishes(rng, shape, rng.randrange(6, 15), encode)]
+        wishes = rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
+        self.clients = [Visitor(wish, self) for wish in wishes]
         self.stop_at_ns = rng.randrange(SPAN_NS) if rng.random() < 0.2 else None
         self.settings = Settings(
             worker="scripted",
@@ -211,7 +212,11 @@ class Host:
     def make_runner(self, settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, str]:
         """The script in place of a model."""
         shape = self.shape
-        runner = ScriptedRunner(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, faulty=shape.faulty)
+        runner = ScriptedRunner(
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens),
+            faulty=shape.faulty,
+            tokens_per_row_max=shape.tokens_per_row_max,
+        )
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
         return Poisonable(runner) if shape.poison else runner, layout, "w"
 

@@ -16,8 +16,9 @@ from baton.engine.effects import Account, Deliver, Finish, Named, Plan, Span, St
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
 from baton.engine.tokenizer import TokenizerCore
+from baton.ipc.board import RowView
 from baton.ipc.frames import Role
-from tests.sim.script import whole
+from tests.sim.script import PIECES, VOCAB, whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
@@ -56,8 +57,11 @@ class Oracles:
         """One owner: every record any live process holds is the one the board names."""
         if isinstance(process.core, SchedulerCore):
             self._busy(process.core)
+            self._counted(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
+        for row in self.world.board.rows():
+            self._shown(row)
         for place, other in self.world.live.items():
             if place[0] != Role.WORKER:
                 for held in _held(other.core):
@@ -71,6 +75,22 @@ class Oracles:
         if core.flight is None and core.batcher.pool is not None:
             able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
             self.check(not able, f"slots {able} could run and nothing does")
+
+    def _shown(self, row: RowView) -> None:
+        """What the board shows as sampled is never more than the true answer has."""
+        client = self.world.clients[int.from_bytes(row.request_id[1:], "big")]
+        most = len(client.answer.ids) if not client.wish.params.stop else row.sampled
+        self.check(row.sampled <= most, f"{client}: {row.sampled} tokens are shown, the true answer has {most}")
+
+    def _counted(self, core: SchedulerCore) -> None:
+        """What the scheduler counts is the true answer, and nothing past its end unless only the text ends there."""
+        for seq in core.sequences.values():
+            request_id, _ = self.world.board.identity(seq.held.slot)
+            client = self.world.clients[int.from_bytes(request_id[1:], "big")]
+            truth, known = client.answer.ids, len(seq.output)
+            if client.wish.params.stop:
+                known = min(known, len(truth))
+            self.check(seq.output[:known] == truth[:known], f"{client}: {seq.output} is counted, the truth is {truth}")
 
     def step(self, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: none of its blocks may be free or somebody else's meanwhile."""
@@ -118,12 +138,19 @@ class Oracles:
         self.check(client.ids == answer.ids[:known], f"{client} got {client.ids}, the truth is {answer.ids}")
         self.check(len(effect.token_ids) == len(effect.texts), f"{client}: one text a token")
         self.check(answer.text.startswith("".join(client.texts)), f"{client} got {client.texts} of {answer.text!r}")
-        window = self.world.shape.limits.mailbox_tokens_max
+        shape = self.world.shape  # a step that begins within the window may end past it
+        window = shape.limits.mailbox_tokens_max + shape.tokens_per_row_max - 1
         self.check(
             client.state != "open" or known - client.taken <= window, f"{client} has {known - client.taken} unread"
         )
         wanted = len(effect.token_ids) if client.wish.params.logprobs else 0
         self.check(len(effect.logprobs) == wanted, f"{client} got {len(effect.logprobs)} of {wanted} logprobs")
+        self.check(len(effect.scores) == wanted, f"{client} got {len(effect.scores)} of {wanted} scores")
+        for token, logprob, scored in zip(effect.token_ids, effect.logprobs, effect.scores, strict=False):
+            top = [(other.token, other.logprob, other.piece) for other in scored.top]
+            rivals = [(token + rank) % VOCAB for rank in range(client.wish.params.top_logprobs)]
+            true = [(rival, logprob - rank, PIECES[rival]) for rank, rival in enumerate(rivals)]
+            self.check((scored.piece, top) == (PIECES[token], true), f"{client} got {scored} with {token}")
 
     def finished(self, client: Client, finish: Finish) -> None:
         """The end is true: reason, stop string, text and numbers."""

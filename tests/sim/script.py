@@ -30,6 +30,7 @@ PIECES = [
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
 POISON = 6
+RIVALS = 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Shape:
     repeats: bool
     faulty: dict[int, int]
     poison: bool  # the worker dies of requests with seed POISON, at their second token
+    tokens_per_row_max: int  # so many tokens a step may yield for one request
 
     @property
     def capacity(self) -> int:
@@ -142,7 +144,7 @@ def reference(wish: Wish, shape: Shape) -> Truth:
 def sampling_of(params: Params) -> Sampling:
     """How the script samples for these parameters."""
     end_ids = () if params.ignore_eos else (END,)
-    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids)
+    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids, params.top_logprobs)
 
 
 def make_shape(rng: random.Random) -> Shape:
@@ -150,6 +152,7 @@ def make_shape(rng: random.Random) -> Shape:
     block_tokens = rng.choice((1, 4, 4, 8))
     capacity = rng.choice((40, 64, 200))
     poison = rng.random() < 0.15
+    tokens_per_row_max = 1 if poison else rng.choice((1, 1, 2, 4))
     limits = Limits(
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
@@ -171,12 +174,13 @@ def make_shape(rng: random.Random) -> Shape:
         block_tokens=block_tokens,
         context_tokens=rng.choice((32, 48)),
         mean_tokens=rng.choice((6, 20)),
-        token_ring_bytes=rng.choice((1024, 4096)),
+        token_ring_bytes=rng.choice((1024, 4096)) if tokens_per_row_max == 1 else 4096,
         plan_ring_bytes=8192,
         slow_links=rng.random() < 0.3,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
         poison=poison,
+        tokens_per_row_max=tokens_per_row_max,
     )
 
 
@@ -185,6 +189,22 @@ def make_wishes(
 ) -> list[Wish]:
     """What ``count`` clients want; ``encode`` is how the world at hand makes ids of a prompt."""
     return [_wish(rng, shape, number, encode) for number in range(count)]
+
+
+def rank_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
+    """Some of those who want log-probabilities want the likeliest tokens too, where the token ring has room for them.
+
+    It has chance of its own, so that the other wishes stay as they are.
+    """
+    rng = random.Random(f"rank {seed}")
+    if shape.tokens_per_row_max > 1 or shape.token_ring_bytes <= 1024 or shape.limits.top_logprobs_max < RIVALS:
+        return wishes
+    ranked: list[Wish] = []
+    for wish in wishes:
+        if wish.params.logprobs and rng.random() < 0.5:
+            wish = replace(wish, params=msgspec.structs.replace(wish.params, top_logprobs=rng.randint(1, RIVALS)))
+        ranked.append(wish)
+    return ranked
 
 
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:

@@ -36,7 +36,8 @@ class Worker:
         shape = self.world.shape
         self.core = WorkerCore(0, self.me.incarnation, shape.block_tokens)
         self.runner = ScriptedRunner(
-            VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 300_000, 20_000, shape.faulty
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 300_000, 20_000, shape.faulty),
+            shape.tokens_per_row_max,
         )
 
     @property
@@ -48,7 +49,8 @@ class Worker:
         """Tell the scheduler that this rank is up; also when the scheduler is new."""
         shape = self.world.shape
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
-        frame = WorkerHello(self.me, 0, 1, layout, "w", VOCAB, shape.context_tokens)
+        of_a_row = shape.tokens_per_row_max
+        frame = WorkerHello(self.me, 0, 1, layout, "w", VOCAB, shape.context_tokens, of_a_row)
         self.world.send(self.me.place, self.incarnation, (Role.SCHEDULER, 0), frame)
 
     def hear(self, frame: AnyFrame) -> None:
