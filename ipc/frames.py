@@ -296,14 +296,15 @@ class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(Frame, frozen=True):
-    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache.
+    """Worker -> scheduler: rank ``rank`` of ``group`` is up, idle, with these weights and an empty cache.
 
+    ``group`` is the incarnation of every rank, by the life table: only ranks that say the same work together.
     A step yields at most ``tokens_per_row_max`` tokens for each row that samples: more than one with speculation.
     """
 
     address: Address
     rank: Index
-    ranks: Size
+    group: tuple[int, ...]
     layout: KVLayout
     weights_digest: str
     vocab: int

@@ -113,10 +113,10 @@ class Engine:
     def start_worker(self, incarnation: int, blocks: int) -> list[Effect]:
         """Another worker fills the place, with an empty cache, and says hello."""
         self.runner = ScriptedRunner(VOCAB, blocks, self.block_tokens, 1 << 30)
-        self.worker = WorkerCore(0, incarnation, self.block_tokens)
+        self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, 1, layout, "w", VOCAB, 4096))
+        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096))
 
     def tell(self, event: object) -> list[Effect]:
         """One event for the scheduler; its plan waits for ``step``."""

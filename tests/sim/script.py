@@ -50,6 +50,7 @@ class Shape:
     faulty: dict[int, int]
     poison: bool  # the worker dies of requests with seed POISON, at their second token
     tokens_per_row_max: int  # so many tokens a step may yield for one request
+    ranks: int = 1
 
     @property
     def capacity(self) -> int:
