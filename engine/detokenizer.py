@@ -109,8 +109,7 @@ class DetokenizerCore:
         if old is not None and (old.lease.generation, old.lease.run) >= (event.generation, event.run):
             self.hands.counts["old_leases"] += 1
             return
-        params = event.params
-        leased = Leased(event, TextState(self.table, params.skip_special_tokens, params.stop), sent=event.base)
+        leased = Leased(event, TextState(self.table, event.params), sent=event.base)
         self.leases[event.slot] = leased
         count = len(event.token_ids)
         logprobs, tops = event.logprobs or [0.0] * count, event.tops or [b""] * count

@@ -163,6 +163,7 @@ def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, s
             kv_bytes=kv_bytes,
             threads=settings.threads,
             device=settings.device,
+            vocab=card.vocab,
         )
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
