@@ -12,6 +12,7 @@ only with all that it may need, and is never a victim again: so everybody finish
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, exp
 from typing import Literal
@@ -136,7 +137,8 @@ class Admission:
 
     def leave(self, ask: Ask, now_ns: int, soon: bool = True, swapped_blocks: int = 0) -> None:
         """A seated request gives way; ``soon`` is False for one whose client must act before it can go on."""
-        self.ledger.leave(ask.slot, ask.tokens + 1 if soon else 0, swapped_blocks)
+        resume_tokens = min(ask.tokens + 1, ask.tokens_max) if soon else 0
+        self.ledger.leave(ask.slot, resume_tokens, swapped_blocks)
         self._tick(now_ns)
 
     def ended(self, ask: Ask, now_ns: int, finished: bool = True) -> None:
@@ -149,6 +151,15 @@ class Admission:
         self._unqueue(ask.slot)
         self.ledger.drop(ask.slot)
         self._tick(now_ns)
+
+    def begin_anew(self, ledger: Ledger, returning: Iterable[Ask]) -> None:
+        """The worker was lost and another is there, with the memory of ``ledger``; ``returning`` had been seated.
+
+        Whoever waited waits on; what was learned of lengths and of the rate is kept.
+        """
+        self.ledger = ledger
+        for ask in returning:
+            ledger.expect(ask.slot, min(ask.tokens + 1, ask.tokens_max))
 
     def promise_tokens(self, ask: Ask) -> int:
         """Tokens in all that the request is promised, by the policy; at least what it has and one more, if it may."""

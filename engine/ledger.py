@@ -154,6 +154,12 @@ class Ledger:
         self.swapped_blocks += swapped_blocks
         self._left[slot] = entry
 
+    def expect(self, slot: int, resume_tokens: int) -> None:
+        """A request that was seated under another ledger is to come back; it needs blocks for ``resume_tokens``."""
+        assert slot not in self._seated and slot not in self._left, f"slot {slot} is known already"
+        self._left[slot] = entry = Entry(0, resume_blocks=self.blocks_for(resume_tokens))
+        self.resume_blocks += entry.resume_blocks
+
     def drop(self, slot: int) -> None:
         """The request is over, or its worker is; harmless where the slot is unknown."""
         entry = self._seated.pop(slot, None)

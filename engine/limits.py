@@ -16,6 +16,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     messages_max: int = 2048
     stop_strings_max: int = 16
     stop_string_chars_max: int = 256
+    stop_token_ids_max: int = 128
+    logit_bias_entries_max: int = 300
+    allowed_ids_bytes_max: int = 20 << 10
+    bad_words_max: int = 128
+    bad_word_chars_max: int = 64
+    bad_words_tokens_max: int = 1024
     label_chars_max: int = 256
     streams_per_connection_max: int = 256
     connections_max: int = 4096

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from baton.engine.batch import Sampling
+from baton.engine.batch import sampling_of
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
@@ -19,7 +19,7 @@ from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start,
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.sequence import End, Sequence
-from baton.engine.stopping import counts, ending
+from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -128,8 +128,7 @@ class SchedulerCore:
         if held is None:
             return
         p = event.params
-        end_ids = () if p.ignore_eos else self.end_ids
-        sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids)
+        sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
@@ -137,8 +136,8 @@ class SchedulerCore:
         self.batcher.waiting.append(seq)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
-        elif base and event.delivered[-1] in end_ids:
-            self._set_end(seq, End("stop", base), now_ns, out)
+        elif base and event.delivered[-1] in sampling.end_ids:
+            self._set_end(seq, End("stop", base, stop_token(event.delivered[-1], p, self.end_ids)), now_ns, out)
         else:
             self._admit(seq, now_ns, out)
 
@@ -279,22 +278,22 @@ class SchedulerCore:
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)
             if what == "error":
-                message = "the model produced numbers that are not finite for this request"
-                failure = Failure(500, "server_error", message, None, "invalid_logits")
+                failure = no_token(record.flags)
                 self._end(seq, seq.end or End("error", length, None, failure))
-                self.counts["invalid_logits"] += 1
+                self.counts[failure.code or ""] += 1
                 continue
+            stop = stop_token(record.token, seq.handed.params, self.end_ids) if what == "stop" else None
             seq.output.append(record.token)
             seq.logprobs.append(record.logprob)
             seq.suspect, seq.lone_deaths = False, 0
             self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
             if seq.end is None:
                 if what is not None:
-                    self._end(seq, End(what, length + 1))
+                    self._end(seq, End(what, length + 1, stop))
                 elif seq.started:  # else it is a word from before a rank was lost, which the detokenizer believes, too
                     self.hands.move(seq.held, "decoding", now_ns, out)
             elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
-                seq.end = End("stop", length + 1) if what == "stop" else replace(seq.end, length=length + 1)
+                seq.end = End("stop", length + 1, stop) if what == "stop" else replace(seq.end, length=length + 1)
 
     def _step_span(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
         links = [seq.held.trace for seq, _ in flight.rows if seq.held.trace[24] & 1]

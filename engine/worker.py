@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.batch import INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.batch import INVALID_FLAG, History, Sampled, Sampling, StepRow
 from baton.engine.effects import Plan, StepDone, TokenRecord
 
 
@@ -65,7 +65,9 @@ class WorkerCore:
             assert end <= len(state.tokens), f"slot {row.slot}: asked for {end} of {len(state.tokens)} tokens"
             position = len(state.tokens) - state.prompt_tokens
             tokens = state.tokens[row.start : end]
-            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling))
+            sampling = state.sampling
+            history = History(state.tokens, state.prompt_tokens) if sampling.needs_history else None
+            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, sampling, history))
         return rows
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:

@@ -166,6 +166,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             kv_bytes=kv_bytes,
             threads=settings.threads,
             device=settings.device,
+            vocab=card.vocab,
         )
         phase("warming")
         runner.warm_up()

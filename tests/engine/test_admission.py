@@ -153,6 +153,20 @@ def test_who_gives_way_counts_until_it_is_back() -> None:
     assert desk.ledger.resume_blocks == 0
 
 
+def test_after_a_worker_is_lost_those_it_served_come_back_first() -> None:
+    desk = admission("optimistic", total=10)
+    served, waiting = Ask(1, 95, 60, output_tokens=1), Ask(2, 60, 50)
+    assert desk.seat(served, 0) and desk.arrive(waiting, 0) is None
+    desk.begin_anew(Ledger(Counts(10), Memory(), LIMITS), [served])
+    assert desk.ledger.resume_blocks == 7 and desk.queued_tokens == 110 and desk.ledger.busy
+    other = Ask(3, 10, 10)
+    assert desk.seat(other, 0)  # nothing was seated: one alone may begin
+    assert not desk.seat(waiting, 0)  # but not a second one, for what it would take is for those that come back
+    assert desk.seat(served, 0) and desk.ledger.resume_blocks == 0
+    desk.ended(served, 0)
+    assert desk.seat(waiting, 0) and desk.queued_tokens == 0
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 40),
