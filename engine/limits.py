@@ -86,7 +86,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step_span_links_max: int = 128
     request_spans_max: int = 64
     # processes
-    start_s_max: float = 120.0
+    starting_s_max: float = 60.0
+    loading_s_max: float = 120.0
+    warming_s_max: float = 60.0
     watch_interval_s: float = 0.25
     ping_interval_s: float = 1.0
     hung_s_max: float = 10.0

@@ -85,5 +85,7 @@ def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
         restarts_max=rng.choice((1, 1000, 1000, 1000)),
         drain_s_max=rng.choice((0.02, 3.0)),
         stop_s_max=0.5,
-        start_s_max=5.0,
+        starting_s_max=5.0,
+        loading_s_max=5.0,
+        warming_s_max=5.0,
     )
