@@ -218,6 +218,13 @@ def rank_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
     return ranked
 
 
+def make_ranked_wishes(
+    seed: int, rng: random.Random, shape: Shape, encode: Callable[[str], list[int]] = tokenize
+) -> list[Wish]:
+    """What the clients of one world want, some of them the likeliest tokens."""
+    return rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
+
+
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
     """In one world of three some wishes are kept: repeats of one key, and clients that lose their connection.
 
