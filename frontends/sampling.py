@@ -24,7 +24,9 @@ REPETITION_MIN, REPETITION_MAX = 0.01, 100.0
 _ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-def read_sampling(fields: Fields, card: Card, limits: Limits, max_tokens: int | None, logprobs: bool) -> Params:
+def read_sampling(
+    fields: Fields, card: Card, limits: Limits, max_tokens: int | None, top_logprobs: int | None
+) -> Params:
     """The parameters of choosing and of ending; ``Refused`` names the first that is wrong.
 
     A seed may be any signed 64-bit number; without one a random one is fixed here, so that whoever goes on with the
@@ -52,7 +54,8 @@ def read_sampling(fields: Fields, card: Card, limits: Limits, max_tokens: int | 
         allowed_ids=_allowed(fields, card, limits),
         bad_words=_bad_words(fields, limits),
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
-        logprobs=logprobs,
+        logprobs=top_logprobs is not None,
+        top_logprobs=top_logprobs or 0,
     )
 
 
