@@ -131,7 +131,7 @@ def test_what_a_dead_worker_committed_of_a_step_counts_whole() -> None:
     plan = engine.plan
     assert plan is not None
     rows = engine.worker.apply(plan) or []
-    made = Sampled(20, -1.0, 0, (Sampled(21, -1.0, 0), Sampled(22, -1.0, 0)))
+    made = Sampled(20, -1.0, 0, more=(Sampled(21, -1.0, 0), Sampled(22, -1.0, 0)))
     done = engine.worker.commit(plan, rows, [made])
     engine.tape.steps.append(StepDone(done.incarnation, done.step, done.records))
     out = engine.start_worker(2, 64)
