@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,19 +36,26 @@ class Running:
     pids: dict[str, int]
 
 
-@contextmanager
-def scripted_server(model: str, step_ms: float, settings: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A server whose worker makes tokens up, on a free port; ended and cleaned up behind the block.
+def scripted_server(
+    model: str, step_ms: float, settings: Mapping[str, str] | None = None
+) -> AbstractContextManager[Running]:
+    """A server whose worker makes tokens up, each step in ``step_ms``."""
+    scripted = {"BATON_WORKER": "scripted", "BATON_SCRIPTED_STEP_MS": str(step_ms)}
+    return server(model, scripted | dict(settings or {}))
 
-    ``settings`` are further ones, as environment variables. ``ServerFailed`` where it does not come up; what was wrong
-    is on stderr, said by the server itself.
+
+@contextmanager
+def server(model: str, settings: Mapping[str, str]) -> Iterator[Running]:
+    """A server on a free port; ended and cleaned up behind the block.
+
+    ``settings`` are environment variables. ``ServerFailed`` where it does not come up; what was wrong is on stderr,
+    said by the server itself.
     """
     shm = Path("/dev/shm")
     base = Path(tempfile.mkdtemp(prefix="baton-bench-", dir=shm if os.access(shm, os.W_OK) else None))
-    command = [sys.executable, "-m", "baton", "serve", "--worker", "scripted", "--port", "0", "--model", model]
+    command = [sys.executable, "-m", "baton", "serve", "--port", "0", "--model", model]
     command += ["--run-directory", str(base), "--log-level", "warning"]
-    environment = os.environ | {"BATON_SCRIPTED_STEP_MS": str(step_ms), **(settings or {})}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
     said = process.stdout
     assert said is not None
     try:
