@@ -308,6 +308,9 @@ class WorkerHello(Frame, frozen=True):
     weights_digest: str
     vocab: int
     context_tokens_max: int
+    weights_bytes: int = 0
+    workspace_bytes: int = 0  # the most that a step was measured to take beyond weights and cache
+    host_blocks: int = 0  # blocks of swap space
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

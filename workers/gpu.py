@@ -28,8 +28,14 @@ SCRIPTED_WEIGHTS = "scripted"
 
 
 class StepRunner(Protocol):
-    """What a runner is to this process."""
+    """What a runner is to this process; the figures are of memory, in bytes, and of blocks it has on the host."""
 
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+    @property
+    def host_blocks(self) -> int: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
 
@@ -141,6 +147,8 @@ def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, s
             threads=settings.threads,
             device=settings.device,
         )
+        limits = settings.limits
+        runner.measure(settings.max_step_tokens or limits.step_tokens_max, limits.running_requests_max)
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
@@ -157,7 +165,12 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.phase("loading")
     runner, layout, digest = make(settings, card)
     ranks = 1
-    hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max)
+    hello = WorkerHello(
+        *(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max),
+        weights_bytes=runner.weights_bytes,
+        workspace_bytes=runner.workspace_bytes,
+        host_blocks=runner.host_blocks,
+    )
     core = WorkerCore(me.index, me.incarnation, layout.block_tokens)
     loop = StepLoop(process, runner, core, settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0)
     process.hear("plans", loop.plans_came)
