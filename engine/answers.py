@@ -100,6 +100,7 @@ class Answer:
         return Finish(
             *(door, reason, finish.stop_reason, finish.tail, finish.completion_tokens, finish.prompt_tokens),
             finish.failure,
+            finish.cached_tokens,
         )
 
     @property

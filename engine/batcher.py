@@ -30,6 +30,7 @@ class Batcher:
         self.pool: BlockPool | None = None
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
         self.preemptions = 0
+        self.tokens_per_row = 1  # so many a step may yield for one sequence
 
     def choose(self, now_ns: int, out: list[Effect]) -> Chosen:
         """The next step: sequences with the number of their tokens to compute; their blocks are allocated."""
@@ -125,7 +126,18 @@ class Batcher:
                 return False
         if missing > 0:
             seq.blocks.extend(pool.allocate(missing))
+        self._look_ahead(seq, pool)
         return True
+
+    def _look_ahead(self, seq: Sequence, pool: BlockPool) -> None:
+        """Blocks to spare for the tokens a step may yield beyond one; it yields what there is room for.
+
+        Never beyond the last token the sequence may have, so that nobody holds more than was promised to it.
+        """
+        most = len(seq.handed.prompt_ids) + (seq.max_tokens or 0)
+        wanted = pool.blocks_for(min(seq.tokens + self.tokens_per_row - 1, most)) - len(seq.blocks)
+        if wanted > 0:
+            seq.blocks.extend(pool.allocate(min(wanted, pool.free)))
 
     def _make_way(self, seq: Sequence, now_ns: int, out: list[Effect]) -> bool:
         """Blocks and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another."""

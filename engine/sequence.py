@@ -41,6 +41,7 @@ class Sequence:
     preemptions: int = 0
     suspect: bool = False  # a worker died over it, unexplained; it runs alone until it gains a token
     lone_deaths: int = 0
+    cached_tokens: int = 0  # prompt tokens whose keys and values came from the prefix cache, at its first start
     end: End | None = None
 
     @property

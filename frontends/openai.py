@@ -24,12 +24,13 @@ LOGPROB_MIN = -9999.0
 DONE = b"data: [DONE]\n\n"
 
 
-def usage(finish: Finish) -> dict[str, int]:
+def usage(finish: Finish) -> dict[str, Any]:
     """The usage object: the account's numbers."""
     return {
         "prompt_tokens": finish.prompt_tokens,
         "completion_tokens": finish.completion_tokens,
         "total_tokens": finish.prompt_tokens + finish.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": finish.cached_tokens},
     }
 
 

@@ -16,6 +16,9 @@ LABELS: dict[str, str] = {
     "service_tier": "baton.service_tier",
 }
 
+#: how long a request may take, wait for its turn, and which of two that wait goes first
+URGENCY = ("deadline_ms", "queue_ms_max", "priority")
+
 #: read at every door
 SAMPLING = (
     "model",
@@ -28,6 +31,7 @@ SAMPLING = (
     "min_tokens",
     "skip_special_tokens",
     "metadata",
+    *URGENCY,
 )
 
 CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs")
@@ -68,7 +72,6 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "spaces_between_special_tokens": ((True,), NOT_YET),
     "add_special_tokens": (NEVER, NOT_YET),
     "detokenize": ((True,), NOT_YET),
-    "priority": ((0,), NOT_YET),
     "cache_salt": (NEVER, NOT_YET),
     "kv_transfer_params": (NEVER, NOT_YET),
     "mm_processor_kwargs": (({},), NO_MEDIA),

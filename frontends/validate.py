@@ -46,7 +46,8 @@ class GenerateRequest:
     """A valid request, the same whichever door it came through.
 
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
-    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection.
+    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection. ``deadline_ms`` and
+    ``queue_ms_max`` count from its receipt; of two that wait the one with the lower ``priority`` goes first.
     """
 
     operation: str
@@ -57,6 +58,9 @@ class GenerateRequest:
     include_usage: bool = False
     return_token_ids: bool = False
     resumable: bool = False
+    deadline_ms: int | None = None
+    queue_ms_max: int | None = None
+    priority: int = 0
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -187,6 +191,9 @@ class Validator:
             include_usage=include_usage,
             return_token_ids=fields.boolean("return_token_ids"),
             resumable=fields.boolean("resumable"),
+            deadline_ms=fields.integer("deadline_ms", 1, int(self.limits.request_s_max * 1000)),
+            queue_ms_max=fields.integer("queue_ms_max", 1, int(self.limits.request_s_max * 1000)),
+            priority=fields.integer("priority", -self.limits.priority_max, self.limits.priority_max) or 0,
             instructions=instructions,
             metadata=metadata,
             labels=labels,

@@ -276,7 +276,7 @@ class _Client:
         failure = failure_of(finish)
         problem = None if failure is None else _problem(failure)
         used = finish.prompt_tokens, finish.completion_tokens
-        self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem))
+        self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem, finish.cached_tokens))
 
     def _add(self, tag: int, delta: Delta) -> None:
         waiting = self.pieces.get(tag)

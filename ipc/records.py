@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from baton.engine.effects import Plan, StepDone, TokenRecord
-from baton.ipc.ring import RingDamaged, RingReader, RingWriter
+from baton.ipc.ring import RingDamaged, RingReader, RingWriter, fits
 
 _STEP = struct.Struct("=QQI4x")
 _TOKEN = struct.Struct("=IIIIIIf")  # slot, generation, run, position, token, flags, log-probability
@@ -46,6 +46,11 @@ def decode_step(frame: bytes) -> StepDone:
 def mistrust(error: RingDamaged) -> NoReturn:
     """What a reader does about damage where nobody else is there to deal with it."""
     raise error
+
+
+def ring_holds(ring_bytes: int, tokens: int) -> bool:
+    """Whether a token ring of this capacity can take a step of so many tokens."""
+    return fits(ring_bytes, _STEP.size + _TOKEN.size * tokens)
 
 
 class StepReader:

@@ -20,13 +20,16 @@ def follow(state: int, token: int) -> int:
     return (state * 6364136223846793005 + token + 1442695040888963407) & _MASK
 
 
-def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int) -> int:
-    """The token after a context: the first end id once in ``mean_tokens`` tokens, else any id that is no end id."""
+def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int, position: int = 1 << 30) -> int:
+    """The token after a context: the first end id once in ``mean_tokens`` tokens, else any id that is no end id.
+
+    Below output position ``sampling.min_tokens`` it is no end id.
+    """
     mixed = (state ^ (sampling.seed * 0x9E3779B97F4A7C15)) & _MASK
     mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
     mixed ^= mixed >> 31
-    if sampling.end_ids and mixed % mean_tokens == 0:
+    if sampling.end_ids and position >= sampling.min_tokens and mixed % mean_tokens == 0:
         return sampling.end_ids[0]
     token = (mixed >> 24) % vocab
     while token in sampling.end_ids:
@@ -39,7 +42,8 @@ class ScriptedRunner:
 
     ``vocab`` is the number of token ids; with ``mean_tokens`` an answer has that many tokens on average if it is not
     bounded; ``step_ns`` and ``token_ns`` are the time model. ``faulty`` maps a request's seed to the output position
-    at which its numbers are not finite.
+    at which its numbers are not finite. A row yields up to ``tokens_per_row_max`` tokens a step, as with speculation:
+    how many is a function of its context and of the room in its blocks.
     """
 
     def __init__(
@@ -51,15 +55,17 @@ class ScriptedRunner:
         step_ns: int = 0,
         token_ns: int = 0,
         faulty: Mapping[int, int] | None = None,
+        tokens_per_row_max: int = 1,
         host_blocks: int = 0,
     ) -> None:
-        assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0
+        assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0 and tokens_per_row_max > 0
         self.vocab = vocab
         self.block_tokens = block_tokens
         self.mean_tokens = mean_tokens
         self.step_ns = step_ns
         self.token_ns = token_ns
         self.faulty = dict(faulty or {})
+        self.tokens_per_row_max = tokens_per_row_max
         self._cache = [0] * (blocks * block_tokens)
         self._host = [0] * (host_blocks * block_tokens)
         self.host_blocks = host_blocks
@@ -71,7 +77,7 @@ class ScriptedRunner:
         for row in rows:
             state = self._compute(row)
             if row.sample:
-                sampled.append(self._sample(state, row))
+                sampled.append(self._burst(state, row))
         return sampled
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
@@ -98,9 +104,24 @@ class ScriptedRunner:
     def _place(self, row: StepRow, position: int) -> int:
         return row.blocks[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
 
-    def _sample(self, state: int, row: StepRow) -> Sampled:
-        if self.faulty.get(row.sampling.seed) == row.position:
+    def _burst(self, state: int, row: StepRow) -> Sampled:
+        """The next token and perhaps some after it; also past an end id, for whoever reads them to drop."""
+        first = last = self._sample(state, row, row.position)
+        more: list[Sampled] = []
+        end = row.start + len(row.tokens)
+        room = len(row.blocks) * self.block_tokens - end
+        most = min((state >> 40) % self.tokens_per_row_max, room)
+        while len(more) < most and not last.flags & INVALID_FLAG:
+            state = follow(state, last.token)
+            self._cache[self._place(row, end + len(more))] = state
+            last = self._sample(state, row, row.position + len(more) + 1)
+            more.append(last)
+        first.more = tuple(more)
+        return first
+
+    def _sample(self, state: int, row: StepRow, position: int) -> Sampled:
+        if self.faulty.get(row.sampling.seed) == position:
             return Sampled(0, 0.0, INVALID_FLAG)
-        token = choose(state, row.sampling, self.vocab, self.mean_tokens)
+        token = choose(state, row.sampling, self.vocab, self.mean_tokens, row.position)
         flags = END_FLAG if token in row.sampling.end_ids else 0
         return Sampled(token, -1.0 - (state & 0xFF) / 256, flags)

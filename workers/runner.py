@@ -47,21 +47,24 @@ class Runner:
         verify_swaps: bool = False,
         threads: int | None = None,
         device: str = "cpu",
+        vocab: int | None = None,
     ) -> None:
         """Load the model and set up a pool of ``blocks``, or as many as ``kv_bytes`` hold (by default 1 GiB).
 
         ``swap_bytes`` of host memory take in blocks that are swapped out, with checksums where ``verify_swaps``.
         ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or
-        ``float32``); ``threads`` are torch's, by default one a core this process may use. Raises
-        ``ModelFileError`` and ``MemoryBudgetError``.
+        ``float32``); ids from ``vocab`` on are padding and never sampled; ``threads`` are torch's, by default
+        one a core this process may use. Raises ``ModelFileError`` and ``MemoryBudgetError``.
         """
         assert blocks is None or kv_bytes is None, "blocks and kv_bytes say the same thing twice"
         _keep_freed_memory()
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        self.tokens_per_row_max = 1
         self._device = torch.device(device)
         self._model = load_model(model_path, DTYPES[dtype], DTYPES[weights], self._device)
         self.config = self._model.config
         self.weights_digest = self._model.weights.digest
+        self._vocab = self.config.vocab if vocab is None else vocab
         if blocks is None:
             blocks = blocks_for_bytes(self.config, DTYPES[dtype], KV_BYTES_DEFAULT if kv_bytes is None else kv_bytes)
         host_blocks = blocks_for_bytes(self.config, DTYPES[dtype], swap_bytes)
@@ -109,7 +112,12 @@ class Runner:
             )
             if not sampled:
                 return []
-            return sample(logits, [row.sampling for row in sampled], [row.position for row in sampled])
+            return sample(
+                logits[:, : self._vocab],
+                [row.sampling for row in sampled],
+                [row.position for row in sampled],
+                [row.history for row in sampled],
+            )
 
     def measure(self, step_tokens: int, rows: int) -> int:
         """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
@@ -127,9 +135,8 @@ class Runner:
         context = min(self.config.context_length, self.layout.blocks * BLOCK_SIZE)
         peaks = []
         for step in largest_steps(step_tokens, rows, self.layout.blocks, BLOCK_SIZE, context):
-            self._pool.clear(
-                sorted({block for row in step for block in row.blocks})
-            )  # the pool's own pages count as its
+            touched = {block for row in step for block in row.blocks}
+            self._pool.clear(sorted(touched))  # so that the pool's own pages are not counted again
             with self._peak() as peak:
                 self._step(step, layers=2)
             peaks.append(peak.bytes)

@@ -26,10 +26,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, as the server's account has them."""
+    """Tokens, as the server's account has them; ``cached_tokens`` of the prompt's were not computed again."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -262,7 +263,7 @@ class AsyncStream:
     def ended(self, ended: wire.Ended) -> None:
         """The end."""
         self.stop_reason = ended.stop_reason
-        self.usage = Usage(ended.prompt_tokens, ended.completion_tokens)
+        self.usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
         if ended.problem is None:
             self.finish_reason = ended.reason
         else:

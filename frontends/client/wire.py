@@ -118,6 +118,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     problem: Problem | None
+    cached_tokens: int = 0
 
 
 class Update(Message, frozen=True):

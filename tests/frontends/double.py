@@ -34,6 +34,7 @@ CARD = Card(
     name="model-1",
     path="",
     vocab=1000,
+    vocab_padded=1024,
     context_tokens_max=4096,
     end_ids=(2,),
     weights_digest="w",
@@ -126,6 +127,7 @@ class Job:
         stop_reason: str | int | None = None,
         tail: str = "",
         failure: Failure | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         """The end, from whoever holds it."""
         engine, held = self.engine, self._held
@@ -133,7 +135,8 @@ class Job:
         self.ended = True
         hands: Ownership = engine.scheduler if self._run else engine.tokenizer
         key = hands.give(held, Role.FRONTEND, 0, "closed", engine.now_ns(), [])
-        engine.feed(Closed(key, self.submit.trace, self.sent, reason, stop_reason, tail, failure))
+        end = (self.sent, reason, stop_reason, tail, failure)
+        engine.feed(Closed(key, self.submit.trace, *end, cached_tokens=cached_tokens))
 
     def refuse(self, failure: Failure) -> None:
         """The tokenizer's process says no."""

@@ -72,7 +72,7 @@ def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
         mailbox_tokens_max=1024 if full else shape.limits.mailbox_tokens_max,
         inbox_frames_max=rng.choice((2, 8, 4096)),
         inbox_batch_frames_max=rng.choice((1, 64)),
-        token_ring_bytes=1024 if full else shape.token_ring_bytes,
+        token_ring_bytes=1024 if full and shape.tokens_per_row_max == 1 else shape.token_ring_bytes,
         plan_ring_bytes=shape.plan_ring_bytes,
         watch_interval_s=0.05,
         ping_interval_s=0.1,
@@ -83,5 +83,7 @@ def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
         restarts_max=rng.choice((1, 1000, 1000, 1000)),
         drain_s_max=rng.choice((0.02, 3.0)),
         stop_s_max=0.5,
-        start_s_max=5.0,
+        starting_s_max=5.0,
+        loading_s_max=5.0,
+        warming_s_max=5.0,
     )

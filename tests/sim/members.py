@@ -95,6 +95,7 @@ class Poisonable:
 
     def __init__(self, runner: ScriptedRunner) -> None:
         self._runner = runner
+        self.tokens_per_row_max = runner.tokens_per_row_max
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """As the runner's, but for the poisoned."""

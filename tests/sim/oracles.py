@@ -16,6 +16,7 @@ from baton.engine.effects import Account, Deliver, Finish, Named, Plan, Span, St
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
 from baton.engine.tokenizer import TokenizerCore
+from baton.ipc.board import RowView
 from baton.ipc.frames import Role
 from tests.sim.script import whole
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.world import Process, World
 
 OWNERS_EVERY_EVENTS = 6
-CANCELS = ("cancelled", "timeout", "slow_consumer")
+CANCELS = ("cancelled", "deadline_exceeded", "slow_consumer")
 
 
 #: ends that are no answer: whoever repeats the key begins anew, though others may not have heard of the end yet
@@ -56,8 +57,11 @@ class Oracles:
         """One owner: every record any live process holds is the one the board names."""
         if isinstance(process.core, SchedulerCore):
             self._busy(process.core)
+            self._counted(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
+        for row in self.world.board.rows():
+            self._shown(row)
         for place, other in self.world.live.items():
             if place[0] != Role.WORKER:
                 for held in _held(other.core):
@@ -71,6 +75,22 @@ class Oracles:
         if core.flight is None and core.batcher.pool is not None:
             able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
             self.check(not able, f"slots {able} could run and nothing does")
+
+    def _shown(self, row: RowView) -> None:
+        """What the board shows as sampled is never more than the true answer has."""
+        client = self.world.clients[int.from_bytes(row.request_id[1:], "big")]
+        most = len(client.answer.ids) if not client.wish.params.stop else row.sampled
+        self.check(row.sampled <= most, f"{client}: {row.sampled} tokens are shown, the true answer has {most}")
+
+    def _counted(self, core: SchedulerCore) -> None:
+        """What the scheduler counts is the true answer, and nothing past its end unless only the text ends there."""
+        for seq in core.sequences.values():
+            request_id, _ = self.world.board.identity(seq.held.slot)
+            client = self.world.clients[int.from_bytes(request_id[1:], "big")]
+            truth, known = client.answer.ids, len(seq.output)
+            if client.wish.params.stop:
+                known = min(known, len(truth))
+            self.check(seq.output[:known] == truth[:known], f"{client}: {seq.output} is counted, the truth is {truth}")
 
     def step(self, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: none of its blocks may be free or somebody else's meanwhile."""
@@ -118,7 +138,8 @@ class Oracles:
         self.check(client.ids == answer.ids[:known], f"{client} got {client.ids}, the truth is {answer.ids}")
         self.check(len(effect.token_ids) == len(effect.texts), f"{client}: one text a token")
         self.check(answer.text.startswith("".join(client.texts)), f"{client} got {client.texts} of {answer.text!r}")
-        window = self.world.shape.limits.mailbox_tokens_max
+        shape = self.world.shape  # a step that begins within the window may end past it
+        window = shape.limits.mailbox_tokens_max + shape.tokens_per_row_max - 1
         self.check(
             client.state != "open" or known - client.taken <= window, f"{client} has {known - client.taken} unread"
         )
@@ -167,7 +188,7 @@ class Oracles:
             allowed |= {other.cancelled for other in others}
             allowed |= {"slow_consumer" for other in others if other.wish.reads != "fast"}
         if client.deadline_ns and self.world.now >= client.deadline_ns:
-            allowed.add("timeout")
+            allowed.add("deadline_exceeded")
         if client.wish.reads != "fast":
             allowed.add("slow_consumer")
         self.check(finish.reason in allowed, f"{client} ended as {finish.reason}, nobody asked for it")
