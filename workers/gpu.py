@@ -195,9 +195,9 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     settings, card, me = process.settings, process.card, process.me
     process.phase("loading")
     runner, layout, digest = make(settings, card, process.phase)
-    ranks, of_a_row = process.plan_readers(), runner.tokens_per_row_max
-    if not ring_holds(process.limits.token_ring_bytes, process.limits.running_requests_max * of_a_row):
-        rows = process.limits.running_requests_max
+    ranks, of_a_row, limits = process.plan_readers(), runner.tokens_per_row_max, process.limits
+    if not ring_holds(limits.token_ring_bytes, limits.running_requests_max * of_a_row, limits.top_logprobs_max):
+        rows = limits.running_requests_max
         raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
 
     def group() -> tuple[int, ...]:
