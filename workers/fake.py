@@ -123,7 +123,7 @@ class ScriptedRunner:
     def _sample(self, state: int, row: StepRow, position: int) -> Sampled:
         if self.faulty.get(row.sampling.seed) == position:
             return Sampled(0, 0.0, INVALID_FLAG)
-        token = choose(state, row.sampling, self.vocab, self.mean_tokens, row.position)
+        token = choose(state, row.sampling, self.vocab, self.mean_tokens, position)
         flags = END_FLAG if token in row.sampling.end_ids else 0
         logprob = -1.0 - (state & 0xFF) / 256
         rivals = range(min(row.sampling.top_logprobs, self.vocab))
