@@ -35,8 +35,8 @@ AHEAD_MAX = 2  # steps begun and not collected, on a device that works by itself
 class StepRunner(Protocol):
     """What a runner is to this process: rows in, one ``Sampled`` out for each row that asks for it, in order.
 
-    A step yields up to ``tokens_per_row_max`` tokens for a row that samples. The figures are of memory, in bytes, and of
-    blocks it has on the host.
+    A step yields up to ``tokens_per_row_max`` tokens for a row that samples. The figures are of memory, in bytes, and
+    of blocks it has on the host.
     """
 
     @property
