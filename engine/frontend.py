@@ -12,7 +12,7 @@ from baton.engine.effects import Answered, Begin, Deliver, Effect, Finish, Gone,
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
 from baton.engine.states import STATE_NAMES
-from baton.engine.stream import Stream, accounts
+from baton.engine.stream import Stream, accounts, out_of_time
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -198,7 +198,8 @@ class FrontendCore:
         stream.delivered.extend(ids)
         self.board.set_delivered(stream.slot, len(stream.delivered))
         if stream.door is not None:
-            out.append(Deliver(stream.door, ids, piece.texts[skip:], piece.logprobs[skip:]))
+            scores = (piece.logprobs[skip:], piece.scores[skip:])
+            out.append(Deliver(stream.door, ids, piece.texts[skip:], *scores))
         else:
             stream.taken = len(stream.delivered)
 
@@ -222,7 +223,7 @@ class FrontendCore:
         held = self.hands.take(event.key, event.trace)
         if stream is None or held is None:
             return
-        stream.held = held
+        stream.held, stream.cached_tokens = held, event.cached_tokens
         if event.reason == "refused":
             stream.prompt_ids = stream.prompt_ids or event.prompt_ids
         elif event.prompt_ids:
@@ -252,8 +253,8 @@ class FrontendCore:
             stream.release_ns = now_ns - stream.cancelled_ns
         prompt_tokens = len(stream.prompt_ids or [])
         door = stream.door if stream.door is not None else -1
-        completion = len(stream.delivered)
-        stream.finish = Finish(door, reason, stop_reason, tail, completion, prompt_tokens, failure)
+        counted = (len(stream.delivered), prompt_tokens)
+        stream.finish = Finish(door, reason, stop_reason, tail, *counted, failure, stream.cached_tokens)
         if stream.door is not None:
             out.append(stream.finish)
             stream.progress_ns = now_ns
@@ -346,18 +347,17 @@ class FrontendCore:
         self._resubmit(stream, held, now_ns, out)
 
     def _check_time(self, stream: Stream, now_ns: int, out: list[Effect]) -> None:
-        """Deadlines and stalled readers. A client that does not even take its end is forgotten."""
-        opened = stream.opened
-        if opened is None:
+        """Bounds of time and stalled readers. A client that does not even take its end is forgotten."""
+        if stream.opened is None:
             return
-        waited_s = (now_ns - stream.progress_ns) / 1e9
         if stream.finish is not None:
+            waited_s = (now_ns - stream.progress_ns) / 1e9
             if waited_s > self.limits.answer_s_max and stream.door is not None:
                 self._forget(stream, now_ns, "the client did not take its answer", out)
-        elif opened.terms.deadline_ns and now_ns > opened.terms.deadline_ns:
-            self._cancel(stream, "timeout", now_ns, out)
-        elif not stream.absent and stream.taken < len(stream.delivered) and waited_s > self.limits.stalled_s_max:
-            self._cancel(stream, "slow_consumer", now_ns, out)
+            return
+        reason = out_of_time(stream, stream.opened, STATE_NAMES[self.board.row(stream.slot).state], now_ns, self.limits)
+        if reason is not None:
+            self._cancel(stream, reason, now_ns, out)
 
     def _halt(self, event: Halt, now_ns: int, out: list[Effect]) -> None:
         """The engine is gone for good: every waiting client gets its error now, and every request its account."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.engine.effects import Account, Finish, Open, Span
+from baton.engine.limits import Limits
 from baton.engine.ownership import Held
 from baton.ipc.frames import Piece
+
+#: the states of a request that no step has begun
+BEFORE_A_STEP = ("received", "tokenizing", "queued")
 
 
 @dataclass(slots=True)
@@ -40,6 +44,7 @@ class Stream:
     lives: int = 1
     finish: Finish | None = None
     absent: bool = False
+    cached_tokens: int = 0
 
 
 def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple[Span, Account]:
@@ -52,6 +57,7 @@ def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple
         "gen_ai.response.id": opened.request_id.hex(),
         "gen_ai.response.finish_reasons": finish.reason,
         "gen_ai.usage.input_tokens": finish.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
         "gen_ai.usage.output_tokens": finish.completion_tokens,
         "baton.lives": stream.lives,
     }
@@ -74,5 +80,20 @@ def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple
         stream.lives,
         failure.status if failure is not None else 200,
         stream.release_ns,
+        finish.cached_tokens,
     )
     return span, account
+
+
+def out_of_time(stream: Stream, opened: Open, state: str, now_ns: int, limits: Limits) -> str | None:
+    """The reason to cancel a request that has not ended: a bound of the server's or of its client's, or None.
+
+    A client's time in the queue is bounded for as long as no step has begun its request for the first time.
+    """
+    terms = opened.terms
+    if terms.deadline_ns and now_ns > terms.deadline_ns:
+        return "timeout" if now_ns - opened.received_ns > limits.request_s_max * 1e9 else "deadline_exceeded"
+    if terms.queue_until_ns and now_ns > terms.queue_until_ns and not stream.delivered and state in BEFORE_A_STEP:
+        return "queue_timeout"
+    behind = not stream.absent and stream.taken < len(stream.delivered)
+    return "slow_consumer" if behind and now_ns - stream.progress_ns > limits.stalled_s_max * 1e9 else None

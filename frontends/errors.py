@@ -15,6 +15,10 @@ ENDINGS: dict[str, Failure] = {
     "cancelled": Failure(499, "request_cancelled", "the request was cancelled", None, "cancelled"),
     "disconnected": Failure(499, "request_cancelled", "the client went away", None, "cancelled"),
     "timeout": Failure(504, "timeout_error", "the request ran into its time limit", None, "timeout"),
+    "deadline_exceeded": Failure(504, "timeout_error", "the request's deadline passed", None, "deadline_exceeded"),
+    "queue_timeout": Failure(
+        503, "server_error", "the request waited longer for its turn than it may", None, "queue_timeout"
+    ),
     "slow_consumer": Failure(408, "timeout_error", "the client read too slowly", None, "slow_consumer"),
 }
 

@@ -1,7 +1,7 @@
 """What makes a request one that is kept: its idempotency key, what its body said, and what formatting needs later.
 
 A body is compared field by field in a canonical form, and only where it says what is to be answered: how the answer
-travels (``stream`` and the like) may differ between two requests with one key. So may the door.
+travels (``stream`` and the like) and how long it may take may differ between two requests with one key, and the door.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY_CHARS_MAX = 255
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{KEY_CHARS_MAX}}}")
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST_BYTES = 16
-_TRAVEL = frozenset((*parameters.ENVELOPE, "stream", "stream_options", "resumable"))
+_TRAVEL = frozenset((*parameters.ENVELOPE, *parameters.URGENCY, "stream", "stream_options", "resumable"))
 
 
 class Memo(msgspec.Struct, frozen=True, gc=False):

@@ -25,7 +25,10 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 _CANCEL_SECONDS = (0.0005, 0.001, 0.0025, *_TOKEN_SECONDS[2:], 5, 10)
 _TOKENS = (1, 8, 32, 128, 512, 2048, 8192, 32768, 131072)
 
-_REASONS = ("stop", "length", "cancelled", "disconnected", "timeout", "slow_consumer", "error", "refused", "other")
+_REASONS = (
+    *("stop", "length", "cancelled", "disconnected", "timeout", "deadline_exceeded", "queue_timeout"),
+    *("slow_consumer", "error", "refused", "other"),
+)
 _DOORS = ("http", "websocket", "zmq")
 _STATUSES = (400, 401, 403, 404, 405, 408, 409, 411, 413, 414, 415, 422, 426, 429, 431, 499, 500, 503, 504)
 
@@ -86,6 +89,7 @@ REFUSED = _Counter(
 )
 IGNORED = _Counter("baton_ignored_parameters", "Request parameters that nobody knows.", {"door": _DOORS})
 PROMPT_TOKENS = _Counter("baton_prompt_tokens", "Prompt tokens.", {})
+CACHED_TOKENS = _Counter("baton_prompt_cached_tokens", "Prompt tokens that came from the prefix cache.", {})
 COMPLETION_TOKENS = _Counter("baton_completion_tokens", "Output tokens.", {})
 RESTARTS = _Counter("baton_request_restarts", "Times a request was submitted again.", {})
 OUTPUT = _Histogram("baton_request_completion_tokens", "Output tokens a request.", _TOKENS)
@@ -97,7 +101,7 @@ RELEASE = _Histogram(
 )
 #: the order is the layout of the words
 METRICS: tuple[_Counter | _Histogram, ...] = (
-    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, COMPLETION_TOKENS, RESTARTS),
+    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS),
     *(OUTPUT, FIRST, WHOLE, TOKEN, RELEASE),
 )
 for _before, _after in pairwise(METRICS):
@@ -146,6 +150,7 @@ class Metrics:
         mine = self._mine
         REQUESTS.add(mine, (account.reason,), 1)
         PROMPT_TOKENS.add(mine, (), account.prompt_tokens)
+        CACHED_TOKENS.add(mine, (), account.cached_tokens)
         COMPLETION_TOKENS.add(mine, (), account.completion_tokens)
         RESTARTS.add(mine, (), account.lives - 1)
         OUTPUT.observe(mine, account.completion_tokens)

@@ -74,6 +74,7 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
             trace_id=effect.trace[:16].hex(),
             reason=effect.reason,
             prompt_tokens=effect.prompt_tokens,
+            cached_tokens=effect.cached_tokens,
             completion_tokens=effect.completion_tokens,
             ms=round((effect.closed_ns - effect.received_ns) / 1e6, 1),
             lives=effect.lives,

@@ -76,7 +76,9 @@ class Reception:
         terms = Terms(
             model=request.model,
             tenant=TENANT,
-            deadline_ns=received_ns + int(self.limits.request_s_max * 1e9),
+            deadline_ns=received_ns + _ns(request.deadline_ms or self.limits.request_s_max * 1e3),
+            queue_until_ns=received_ns + _ns(request.queue_ms_max) if request.queue_ms_max is not None else 0,
+            priority=request.priority,
             weights_digest=card.weights_digest,
             tokenizer_digest=card.tokenizer_digest,
             template_digest=card.template_digest,
@@ -174,6 +176,10 @@ class Reception:
             self._reporter = None
 
 
+def _ns(ms: float) -> int:
+    return int(ms * 1e6)
+
+
 def _attributes(request: GenerateRequest) -> dict[str, str | int | float | bool]:
     """What the root span says of the request, in the GenAI semantic conventions' names."""
     params = request.params
@@ -185,6 +191,8 @@ def _attributes(request: GenerateRequest) -> dict[str, str | int | float | bool]
     }
     if params.top_k:
         attributes["gen_ai.request.top_k"] = params.top_k
+    if request.priority:
+        attributes["baton.priority"] = request.priority
     if params.max_tokens is not None:
         attributes["gen_ai.request.max_tokens"] = params.max_tokens
     return attributes

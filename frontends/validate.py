@@ -6,7 +6,6 @@ process; prompts of token ids are measured here.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from baton.engine.limits import Limits
 from baton.frontends import parameters
 from baton.frontends.errors import Refused, bad_request
 from baton.frontends.fields import Fields, Shape, decode
+from baton.frontends.sampling import read_sampling
 from baton.ipc.frames import Failure, Params, Prompt
 from baton.workers.config import Card
 
@@ -30,6 +30,9 @@ METADATA_BYTES_MAX = 1 << 16
 #: a developer's message is what OpenAI now calls a system message; templates know it by its old name
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = ("text", "input_text", "output_text")
+
+#: what ``include`` may name
+INCLUDED_LOGPROBS = "message.output_text.logprobs"
 
 _LABELS = tuple(parameters.LABELS)
 CHAT = Shape("Chat", (*parameters.CHAT, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_CHAT))
@@ -46,7 +49,8 @@ class GenerateRequest:
     """A valid request, the same whichever door it came through.
 
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
-    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection.
+    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection. ``deadline_ms`` and
+    ``queue_ms_max`` count from its receipt; of two that wait the one with the lower ``priority`` goes first.
     """
 
     operation: str
@@ -57,6 +61,9 @@ class GenerateRequest:
     include_usage: bool = False
     return_token_ids: bool = False
     resumable: bool = False
+    deadline_ms: int | None = None
+    queue_ms_max: int | None = None
+    priority: int = 0
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -100,7 +107,7 @@ class Validator:
         older = self._max_tokens(fields, "max_tokens")
         if limit is not None and older is not None and limit != older:
             raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
-        params = self._params(fields, limit or older, fields.boolean("logprobs"))
+        params = self._params(fields, limit or older, self._chat_logprobs(fields))
         return self._request(fields, "chat", params, Prompt(messages=messages))
 
     def completion(self, body: bytes) -> GenerateRequest:
@@ -124,7 +131,7 @@ class Validator:
         stream = fields.boolean("stream", socket)
         if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
-        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), False)
+        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), self._response_logprobs(fields))
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
@@ -142,22 +149,9 @@ class Validator:
             message = f"the model {shown!r} does not exist; this server has {self.card.name!r}"
             raise Refused(Failure(404, "invalid_request_error", message, "model", "model_not_found"))
 
-    def _params(self, fields: Fields, max_tokens: int | None, logprobs: bool) -> Params:
-        seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
-        top_k = fields.integer("top_k", -1, None) or 0
-        stop, ignore_eos = self._stop(fields), fields.boolean("ignore_eos")
-        self._min_tokens(fields, max_tokens, ends_early=bool(stop) or not ignore_eos)
-        return Params(
-            max_tokens=max_tokens,
-            temperature=fields.number("temperature", 0.0, 2.0, 1.0),
-            top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
-            top_k=min(max(top_k, 0), self.card.vocab),
-            seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
-            stop=stop,
-            ignore_eos=ignore_eos,
-            skip_special_tokens=fields.boolean("skip_special_tokens", True),
-            logprobs=logprobs,
-        )
+    def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
+        self._check_scores(fields, max_tokens, top_logprobs)
+        return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
 
     def _request(
         self,
@@ -187,6 +181,9 @@ class Validator:
             include_usage=include_usage,
             return_token_ids=fields.boolean("return_token_ids"),
             resumable=fields.boolean("resumable"),
+            deadline_ms=fields.integer("deadline_ms", 1, int(self.limits.request_s_max * 1000)),
+            queue_ms_max=fields.integer("queue_ms_max", 1, int(self.limits.request_s_max * 1000)),
+            priority=fields.integer("priority", -self.limits.priority_max, self.limits.priority_max) or 0,
             instructions=instructions,
             metadata=metadata,
             labels=labels,
@@ -211,39 +208,36 @@ class Validator:
         most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
         return fields.integer(name, 1, most)
 
-    def _min_tokens(self, fields: Fields, max_tokens: int | None, ends_early: bool) -> None:
-        """A request that ends at ``max_tokens`` alone keeps any smaller minimum; one that may end before is refused."""
-        least = fields.integer("min_tokens", 0, self.card.context_tokens_max)
-        if not least:
-            return
-        if max_tokens is None or least > max_tokens:
-            raise bad_request(f"min_tokens is {least}, more than max_tokens, {max_tokens}", "min_tokens")
-        if ends_early:
-            message = "min_tokens is supported with ignore_eos and without stop only, so far"
-            raise bad_request(message, "min_tokens", "unsupported_parameter")
+    # What follows answers how many of the likeliest tokens are told of with each chosen one, None for no
+    # log-probabilities at all.
 
-    def _stop(self, fields: Fields) -> tuple[str, ...]:
-        if "stop" not in fields:
-            return ()
-        one = fields.raws["stop"].startswith(b'"')
-        strings = [fields.decode("stop", str)] if one else fields.decode("stop", list[str])
-        if len(strings) > self.limits.stop_strings_max:
-            raise bad_request(f"stop has {len(strings)} strings, the limit is {self.limits.stop_strings_max}", "stop")
-        for string in strings:
-            if not string:
-                raise bad_request("stop strings must not be empty", "stop")
-            if len(string) > self.limits.stop_string_chars_max:
-                most = self.limits.stop_string_chars_max
-                raise bad_request(f"a stop string has {len(string)} characters, the limit is {most}", "stop")
-        return tuple(strings)
+    def _chat_logprobs(self, fields: Fields) -> int | None:
+        wanted, top = fields.boolean("logprobs"), fields.integer("top_logprobs", 0, self.limits.top_logprobs_max)
+        if top and not wanted:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        return top or 0 if wanted else None
 
-    def _completion_logprobs(self, fields: Fields) -> bool:
+    def _completion_logprobs(self, fields: Fields) -> int | None:
         if "logprobs" not in fields or fields.raws["logprobs"] == b"false":
-            return False
-        if fields.integer("logprobs", 0, None):
-            why = "above 0 is not supported yet: only the chosen token's log-probability is computed (logprobs: 0)"
-            raise bad_request(f"logprobs {why}", "logprobs", "unsupported_parameter")
-        return True
+            return None
+        return fields.integer("logprobs", 0, self.limits.top_logprobs_max)
+
+    def _response_logprobs(self, fields: Fields) -> int | None:
+        top = fields.integer("top_logprobs", 0, self.limits.top_logprobs_max)
+        included = fields.decode("include", list[str]) if "include" in fields else []
+        for name in included:
+            if name != INCLUDED_LOGPROBS:
+                message = f"include may name {INCLUDED_LOGPROBS}, nothing else"
+                raise bad_request(message, "include", "unsupported_parameter")
+        return top or 0 if top or included else None
+
+    def _check_scores(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> None:
+        """All log-probabilities of one answer must fit where they are kept until it ends."""
+        length, most = max_tokens or self.card.context_tokens_max, self.limits.scores_per_request_max
+        if top_logprobs and length * (1 + top_logprobs) > most:
+            name = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+            scores = f"{name} {top_logprobs} for up to {length} tokens are {length * (1 + top_logprobs)} values"
+            raise bad_request(f"{scores}, the limit is {most}; ask for fewer tokens", name)
 
     # -------------------------------------------------------------------------------- prompts
 

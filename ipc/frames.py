@@ -2,7 +2,7 @@
 
 Frozen, tagged, array-like msgspec structs. A frame that does not decode, is too large or speaks another version of the
 protocol is the peer's fault: the link drops and counts it. Frames decide nothing; ``engine`` does. This module imports
-nothing of Baton, so that every layer may import it.
+nothing of Baton but addresses and the parts of a request, which it passes on, so that every layer may import it.
 
 Terms: a *slot* is a row of the board; its *generation* tells one request in that slot from the next; the *epoch* grows
 with every hand-over; a *run* is the epoch at which the scheduler took the request.
@@ -10,111 +10,30 @@ with every hand-over; a *run* is the epoch at which the scheduler took the reque
 
 from __future__ import annotations
 
-import enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
-PLACES_MAX = 16  # indices a role may have
+from baton.ipc.addresses import PLACES_MAX as PLACES_MAX
+from baton.ipc.addresses import Address as Address
+from baton.ipc.addresses import Index as Index
+from baton.ipc.addresses import Key as Key
+from baton.ipc.addresses import Role as Role
+from baton.ipc.addresses import Slot as Slot
+from baton.ipc.request import Failure as Failure
+from baton.ipc.request import Params as Params
+from baton.ipc.request import Prompt as Prompt
+from baton.ipc.request import Terms as Terms
 
-Slot = Annotated[int, Meta(ge=0)]
-Index = Annotated[int, Meta(ge=0, lt=PLACES_MAX)]
+PROTOCOL_VERSION = 1
+
 Size = Annotated[int, Meta(gt=0)]
 Trace = Annotated[bytes, Meta(min_length=25, max_length=25)]
 
 
-class Role(enum.IntEnum):
-    """What a process is. The numbers go into shared memory; they are names, not an order."""
-
-    FRONTEND = 1
-    TOKENIZER = 2
-    SCHEDULER = 3
-    WORKER = 4
-    DETOKENIZER = 5
-    SUPERVISOR = 6
-
-
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t", tag=True):
     """What all frames are: frozen, array-like, tagged by their class name."""
-
-
-class Address(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who a process is: (role, model, replica, index) names a place, ``incarnation`` the process that fills it now."""
-
-    role: Role
-    model: str
-    replica: int
-    index: Index
-    incarnation: int
-
-    @property
-    def place(self) -> tuple[Role, int]:
-        """What stays when the process is restarted, within one replica."""
-        return self.role, self.index
-
-    def __str__(self) -> str:
-        return f"{self.role.name.lower()}-{self.index}#{self.incarnation}"
-
-
-class Key(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names one hand-over of one request: accepted only if the row says the same."""
-
-    slot: Slot
-    generation: int
-    epoch: int
-
-
-class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the client asked for, validated at the door and fixed for the request's life."""
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: bool = False
-
-
-class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use"."""
-
-    model: str
-    tenant: str = ""
-    service_class: str = "default"
-    workflow: str = ""
-    deadline_ns: int = 0
-    weights_digest: str = ""
-    tokenizer_digest: str = ""
-    template_digest: str = ""
-    adapter_digest: str = ""
-    grammar_digest: str = ""
-
-
-class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt in one of three forms: a chat (rendered by the model's template), a text, or token ids."""
-
-    messages: list[dict[str, Any]] | None = None  # JSON objects, exactly as the client sent them
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a request was refused or failed: an HTTP status, OpenAI's error type and code, a sentence, the field.
-
-    ``retry_after_s`` is in how many seconds trying again makes sense, where the refusal knows it.
-    """
-
-    status: int
-    kind: str
-    message: str
-    param: str | None = None
-    code: str | None = None
-    retry_after_s: int | None = None
 
 
 # ---------------------------------------------------------------------------------------------- hand-overs
@@ -162,12 +81,14 @@ class Flush(Frame, frozen=True):
     stop_reason: str | int | None
     failure: Failure | None
     prompt_ids: list[int]
+    cached_tokens: int = 0
 
 
 class Closed(Frame, frozen=True):
     """Any owner -> frontend: the end. ``length`` output tokens count, ``tail`` is text that was held back.
 
     ``prompt_ids`` are those of an admitted request: this frame may come before ``Admitted``, which takes another way.
+    ``cached_tokens`` of them were not computed: their keys and values came from the prefix cache.
     """
 
     key: Key
@@ -178,6 +99,7 @@ class Closed(Frame, frozen=True):
     tail: str
     failure: Failure | None
     prompt_ids: list[int] = []
+    cached_tokens: int = 0
 
 
 class Returned(Frame, frozen=True):
@@ -212,6 +134,7 @@ class Lease(Frame, frozen=True):
     token_ids: list[int]
     logprobs: list[float]
     base: int
+    tops: list[bytes] = []  # packed as in ``engine.scores``, one a token where they were asked for
 
 
 class StopFound(Frame, frozen=True):
@@ -224,8 +147,26 @@ class StopFound(Frame, frozen=True):
     text: str
 
 
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that might have been chosen: its id, its log-probability, and the bytes it stands for."""
+
+    token: int
+    logprob: float
+    piece: bytes
+
+
+class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What goes with one token's log-probability: the bytes it stands for, and the likeliest tokens in its place."""
+
+    piece: bytes
+    top: list[Candidate]
+
+
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The text of consecutive output tokens of one request, one string a token (empty while text is held back)."""
+    """The text of consecutive output tokens of one request, one string a token (empty while text is held back).
+
+    ``logprobs`` and ``scores`` have an entry a token where they were asked for.
+    """
 
     slot: int
     generation: int
@@ -234,6 +175,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: list[int]
     texts: list[str]
     logprobs: list[float]
+    scores: list[Scored] = []
 
 
 class Text(Frame, frozen=True):
@@ -299,15 +241,23 @@ class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(Frame, frozen=True):
-    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache."""
+    """Worker -> scheduler: rank ``rank`` of ``group`` is up, idle, with these weights and an empty cache.
+
+    ``group`` is the incarnation of every rank, by the life table: only ranks that say the same work together.
+    A step yields at most ``tokens_per_row_max`` tokens for each row that samples: more than one with speculation.
+    """
 
     address: Address
     rank: Index
-    ranks: Size
+    group: tuple[int, ...]
     layout: KVLayout
     weights_digest: str
     vocab: int
     context_tokens_max: int
+    tokens_per_row_max: Size = 1
+    weights_bytes: int = 0
+    workspace_bytes: int = 0  # the most that a step was measured to take beyond weights and cache
+    host_blocks: int = 0  # blocks of swap space
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -93,7 +93,7 @@ class RingWriter:
         """Append one frame and commit it; False if the slowest reader has left no room."""
         ring = self.ring
         need = _padded(_FRAME.size + len(payload))
-        if 2 * need > ring.capacity:  # it and what is skipped at the ring's end must fit together
+        if not fits(ring.capacity, len(payload)):
             raise ValueError(f"a frame of {len(payload)} bytes can never fit a ring of {ring.capacity}")
         if not self.room(len(payload)):
             return False
@@ -149,6 +149,11 @@ class RingReader:
     def skip(self) -> None:
         """Give up everything committed so far; the way on after damage."""
         self.ring.words[CURSORS + self.reader] = self.ring.words[WRITTEN]
+
+
+def fits(capacity: int, size: int) -> bool:
+    """Whether a payload of ``size`` bytes can ever be written: it and what is skipped at the ring's end together."""
+    return 2 * _padded(_FRAME.size + size) <= capacity
 
 
 def _padded(size: int) -> int:

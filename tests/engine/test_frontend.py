@@ -24,6 +24,7 @@ from baton.engine.effects import (
 )
 from baton.engine.frontend import FrontendCore
 from baton.engine.limits import Limits
+from baton.engine.states import STATE_NUMBERS
 from baton.ipc.board import Board
 from baton.ipc.frames import (
     Admitted,
@@ -66,8 +67,8 @@ class Bench:
         self.now_ns += 1
         return self.core.handle(event, self.now_ns)
 
-    def open(self, door: int = 7, deadline_ns: int = 0) -> list[Effect]:
-        terms, prompt = Terms("m", deadline_ns=deadline_ns), Prompt(text="hello")
+    def open(self, door: int = 7, **bounds: int) -> list[Effect]:
+        terms, prompt = Terms("m", **bounds), Prompt(text="hello")  # type: ignore[arg-type]
         event = Open(
             door, bytes([door] * 16), TRACE, TRACE[16:24], None, terms, Params(seed=3), prompt, self.now_ns, {}
         )
@@ -254,11 +255,51 @@ def test_a_reader_that_took_everything_is_not_stalled(bench: Bench) -> None:
     assert frames(bench.tell(SWEEP), Cancel) == []
 
 
-def test_a_deadline_cancels_as_a_timeout(bench: Bench) -> None:
+def test_a_clients_deadline_cancels(bench: Bench) -> None:
     bench.open(deadline_ns=50)
     bench.now_ns = 60
     assert only(bench.tell(SWEEP), Cancel)
+    assert only(bench.closed(0, reason="cancelled"), Finish).reason == "deadline_exceeded"
+
+
+def test_the_servers_bound_of_time_is_a_timeout(bench: Bench) -> None:
+    most = int(bench.limits.request_s_max * SECOND)
+    bench.open(deadline_ns=most)
+    bench.now_ns = most + SECOND
+    assert only(bench.tell(SWEEP), Cancel)
     assert only(bench.closed(0, reason="cancelled"), Finish).reason == "timeout"
+
+
+@pytest.mark.parametrize(("state", "cancelled"), [("queued", True), ("prefilling", False), ("preempted", False)])
+def test_time_in_the_queue_is_bounded_until_a_step_begins_the_request(
+    bench: Bench, state: str, cancelled: bool
+) -> None:
+    bench.open(queue_until_ns=50)
+    bench.runs()
+    number = STATE_NUMBERS[state]
+    bench.board.write(0, msgspec.structs.replace(bench.board.row(0), state=number))
+    bench.now_ns = 60
+    assert bool(frames(bench.tell(SWEEP), Cancel)) is cancelled
+    end = only(bench.closed(0, reason="cancelled" if cancelled else "stop"), Finish)
+    assert end.reason == ("queue_timeout" if cancelled else "stop")
+
+
+def test_a_request_that_waits_in_a_second_life_is_not_too_late(bench: Bench) -> None:
+    bench.open(queue_until_ns=50)
+    bench.runs()
+    bench.text([4])
+    bench.now_ns = 60
+    assert frames(bench.tell(SWEEP), Cancel) == []
+
+
+def test_cached_tokens_are_on_the_account(bench: Bench) -> None:
+    bench.open()
+    bench.runs()
+    bench.text([4])
+    key = hand(bench.board, 0, "closed", Role.DETOKENIZER, 4)
+    finish = only(bench.tell(Closed(key, TRACE, 1, "stop", None, "", None, [5, 6], 1)), Finish)
+    assert finish.cached_tokens == 1
+    assert only(bench.tell(Answered(7)), Account).cached_tokens == 1
 
 
 def test_an_end_that_nobody_takes_is_forgotten_after_a_while(bench: Bench) -> None:

@@ -19,12 +19,14 @@ from baton.ipc.frames import (
     Address,
     Admitted,
     Cancel,
+    Candidate,
     Closed,
     Credit,
     Failure,
     Key,
     Piece,
     Role,
+    Scored,
     Submit,
     Text,
 )
@@ -34,6 +36,7 @@ CARD = Card(
     name="model-1",
     path="",
     vocab=1000,
+    vocab_padded=1024,
     context_tokens_max=4096,
     end_ids=(2,),
     weights_digest="w",
@@ -115,10 +118,19 @@ class Job:
     def say(self, *texts: str, ids: Sequence[int] | None = None) -> Job:
         """One token a text, all in one piece. Token ids count up from 10."""
         token_ids = list(ids) if ids is not None else [10 + self.sent + number for number in range(len(texts))]
-        piece = Piece(self.slot, self.generation, self._run, self.sent, token_ids, list(texts), [-0.5] * len(texts))
+        params = self.submit.params
+        logprobs = [-0.5] * len(texts) if params.logprobs else []
+        scores = [self._scored(text.encode(), params.top_logprobs) for text in texts] if params.logprobs else []
+        what = (token_ids, list(texts), logprobs, scores)
+        piece = Piece(self.slot, self.generation, self._run, self.sent, *what)
         self.sent += len(texts)
         self.engine.feed(Text([piece]))
         return self
+
+    def _scored(self, piece: bytes, top: int) -> Scored:
+        """The token itself, then half characters."""
+        rivals = [Candidate(100 + rank, -0.5 - rank, piece if not rank else b"\xf0\x9f") for rank in range(top)]
+        return Scored(piece, rivals)
 
     def finish(
         self,
@@ -126,6 +138,7 @@ class Job:
         stop_reason: str | int | None = None,
         tail: str = "",
         failure: Failure | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         """The end, from whoever holds it."""
         engine, held = self.engine, self._held
@@ -133,7 +146,8 @@ class Job:
         self.ended = True
         hands: Ownership = engine.scheduler if self._run else engine.tokenizer
         key = hands.give(held, Role.FRONTEND, 0, "closed", engine.now_ns(), [])
-        engine.feed(Closed(key, self.submit.trace, self.sent, reason, stop_reason, tail, failure))
+        end = (self.sent, reason, stop_reason, tail, failure)
+        engine.feed(Closed(key, self.submit.trace, *end, cached_tokens=cached_tokens))
 
     def refuse(self, failure: Failure) -> None:
         """The tokenizer's process says no."""

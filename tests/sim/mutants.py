@@ -31,7 +31,7 @@ def cancel_frees_at_once(patch: Patch) -> None:
     def finish_ended(self: Any, now_ns: int, out: list[Any]) -> None:
         ready, self.ended = self.ended, []
         for seq in ready:
-            seq.in_flight = False
+            seq.in_flight = 0
             self._finish(seq, now_ns, out)
 
     patch.setattr(SchedulerCore, "_finish_ended", finish_ended)
@@ -142,9 +142,14 @@ def plans_for_any_worker(patch: Patch) -> None:
     apply = WorkerCore.apply
 
     def gullible(self: Any, plan: Any) -> Any:
-        return apply(self, msgspec.structs.replace(plan, incarnations=(self.incarnation,)))
+        return apply(self, msgspec.structs.replace(plan, incarnations=self.group))
 
     patch.setattr(WorkerCore, "apply", gullible)
+
+
+def a_rank_stays_in_its_old_group(patch: Patch) -> None:
+    """A rank that lives does not notice that another was replaced."""
+    patch.setattr(WorkerCore, "join", lambda self, group: None)
 
 
 def preempted_blocks_are_kept(patch: Patch) -> None:
@@ -154,7 +159,7 @@ def preempted_blocks_are_kept(patch: Patch) -> None:
     def keep(self: Any, seq: Any, now_ns: int, out: list[Any]) -> None:
         computed = seq.computed
         preempt(self, seq, now_ns, out)
-        seq.computed = min(computed, 1)
+        seq.computed = seq.planned = min(computed, 1)
 
     patch.setattr(Batcher, "_preempt", keep)
 
@@ -291,6 +296,7 @@ MUTANTS: list[tuple[Callable[[Patch], None], range]] = [
     (no_recall, range(240)),
     (cancel_word_unread_when_taking, range(240)),
     (old_text_is_delivered, range(240)),
+    (a_rank_stays_in_its_old_group, range(60)),
     (plans_for_any_worker, range(240)),
     (preempted_blocks_are_kept, range(60)),
     (who_comes_back_begins_anew, range(60)),

@@ -5,7 +5,7 @@ Owners, deliveries, ends, accounts, spans, blocks and left-overs. Whatever is wr
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,16 @@ from baton.engine.effects import Account, Deliver, Finish, Named, Plan, Span, St
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
 from baton.engine.tokenizer import TokenizerCore
+from baton.ipc.board import RowView
 from baton.ipc.frames import Role
-from tests.sim.script import whole
+from tests.sim.script import PIECES, VOCAB, whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
     from tests.sim.world import Process, World
 
 OWNERS_EVERY_EVENTS = 6
-CANCELS = ("cancelled", "timeout", "slow_consumer")
+CANCELS = ("cancelled", "deadline_exceeded", "slow_consumer")
 
 
 #: ends that are no answer: whoever repeats the key begins anew, though others may not have heard of the end yet
@@ -44,6 +45,7 @@ class Oracles:
         self.spans: defaultdict[bytes, list[Span]] = defaultdict(list)
         self.roots: defaultdict[bytes, int] = defaultdict(int)
         self.steps = 0
+        self.passed: Counter[int] = Counter()  # how often in a row a worker passed a slot over, as ended
 
     def check(self, good: bool, what: str) -> None:
         """Object unless ``good``."""
@@ -56,8 +58,11 @@ class Oracles:
         """One owner: every record any live process holds is the one the board names."""
         if isinstance(process.core, SchedulerCore):
             self._busy(process.core)
+            self._counted(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
+        for row in self.world.board.rows():
+            self._shown(row)
         for place, other in self.world.live.items():
             if place[0] != Role.WORKER:
                 for held in _held(other.core):
@@ -68,20 +73,41 @@ class Oracles:
 
     def _busy(self, core: SchedulerCore) -> None:
         """While a worker is there, a request with room at its client is in a step, or another one is."""
-        if core.flight is None and core.batcher.pool is not None:
+        if not core.flights and core.batcher.pool is not None:
             able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
             self.check(not able, f"slots {able} could run and nothing does")
+
+    def _shown(self, row: RowView) -> None:
+        """What the board shows as sampled is never more than the true answer has."""
+        client = self.world.clients[int.from_bytes(row.request_id[1:], "big")]
+        most = len(client.answer.ids) if not client.wish.params.stop else row.sampled
+        self.check(row.sampled <= most, f"{client}: {row.sampled} tokens are shown, the true answer has {most}")
+
+    def _counted(self, core: SchedulerCore) -> None:
+        """What the scheduler counts is the true answer, and nothing past its end unless only the text ends there."""
+        for seq in core.sequences.values():
+            request_id, _ = self.world.board.identity(seq.held.slot)
+            client = self.world.clients[int.from_bytes(request_id[1:], "big")]
+            truth, known = client.answer.ids, len(seq.output)
+            if client.wish.params.stop:
+                known = min(known, len(truth))
+            self.check(seq.output[:known] == truth[:known], f"{client}: {seq.output} is counted, the truth is {truth}")
 
     def step(self, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: none of its blocks may be free or somebody else's meanwhile."""
         self.steps += 1
+        computed = {row.slot for row in rows}
+        for named in plan.rows:
+            self.passed[named.slot] = 0 if named.slot in computed else self.passed[named.slot] + 1
+            ahead = self.passed[named.slot] < self.world.shape.limits.steps_in_flight_max
+            self.check(ahead, f"slot {named.slot} ended, and is planned again and again")
         table: dict[int, int] = {}
         for row in rows:
             for block in row.blocks:
                 self.check(table.setdefault(block, row.slot) == row.slot, f"block {block} has two slots")
         scheduler = self.world.live.get((Role.SCHEDULER, 0))
         core: SchedulerCore | None = scheduler.core if scheduler is not None else None  # type: ignore[assignment]
-        if core is not None and core.flight is not None and core.flight.step == plan.step:
+        if core is not None and any(flight.step == plan.step for flight in core.flights.under_way):
             pool = core.batcher.pool
             assert pool is not None
             self.check(all(pool._held[block] for block in table), "a block was freed while a step names it")
@@ -118,12 +144,19 @@ class Oracles:
         self.check(client.ids == answer.ids[:known], f"{client} got {client.ids}, the truth is {answer.ids}")
         self.check(len(effect.token_ids) == len(effect.texts), f"{client}: one text a token")
         self.check(answer.text.startswith("".join(client.texts)), f"{client} got {client.texts} of {answer.text!r}")
-        window = self.world.shape.limits.mailbox_tokens_max
+        shape = self.world.shape  # a step that begins within the window may end past it
+        window = shape.limits.mailbox_tokens_max + shape.tokens_per_row_max - 1
         self.check(
             client.state != "open" or known - client.taken <= window, f"{client} has {known - client.taken} unread"
         )
         wanted = len(effect.token_ids) if client.wish.params.logprobs else 0
         self.check(len(effect.logprobs) == wanted, f"{client} got {len(effect.logprobs)} of {wanted} logprobs")
+        self.check(len(effect.scores) == wanted, f"{client} got {len(effect.scores)} of {wanted} scores")
+        for token, logprob, scored in zip(effect.token_ids, effect.logprobs, effect.scores, strict=False):
+            top = [(other.token, other.logprob, other.piece) for other in scored.top]
+            rivals = [(token + rank) % VOCAB for rank in range(client.wish.params.top_logprobs)]
+            true = [(rival, logprob - rank, PIECES[rival]) for rank, rival in enumerate(rivals)]
+            self.check((scored.piece, top) == (PIECES[token], true), f"{client} got {scored} with {token}")
 
     def finished(self, client: Client, finish: Finish) -> None:
         """The end is true: reason, stop string, text and numbers."""
@@ -167,7 +200,7 @@ class Oracles:
             allowed |= {other.cancelled for other in others}
             allowed |= {"slow_consumer" for other in others if other.wish.reads != "fast"}
         if client.deadline_ns and self.world.now >= client.deadline_ns:
-            allowed.add("timeout")
+            allowed.add("deadline_exceeded")
         if client.wish.reads != "fast":
             allowed.add("slow_consumer")
         self.check(finish.reason in allowed, f"{client} ended as {finish.reason}, nobody asked for it")
@@ -231,7 +264,7 @@ class Oracles:
                 self.check(not batcher.running and not batcher.waiting, "the batcher holds on to sequences")
                 pool = batcher.pool
                 self.check(pool is None or pool.free == pool.total, "blocks are lost")
-                self.check(core.flight is None or core.batcher.pool is None, "a step never landed")
+                self.check(not core.flights or core.batcher.pool is None, "a step never landed")
             case DetokenizerCore():
                 self.check(not core.flushing, "requests are left with the detokenizer")
                 lone = self.world.deaths == 0 and not self.world.shape.repeats

@@ -30,6 +30,7 @@ PIECES = [
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
 POISON = 6
+RIVALS = 2
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Shape:
     repeats: bool
     faulty: dict[int, int]
     poison: bool  # the worker dies of requests with seed POISON, at their second token
+    tokens_per_row_max: int  # so many tokens a step may yield for one request
+    ranks: int = 1
 
     @property
     def capacity(self) -> int:
@@ -86,7 +89,7 @@ class Truth:
     """The true end of a request that nobody disturbs."""
 
     reason: str
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     ids: list[int] = field(default_factory=list)
     text: str = ""
 
@@ -126,23 +129,33 @@ def reference(wish: Wish, shape: Shape) -> Truth:
         poisoned = shape.poison and params.seed == POISON and len(ids) == 1
         if poisoned or shape.faulty.get(params.seed) == len(ids):
             return Truth("error", None, ids, whole(ids, params.skip_special_tokens))
-        token = choose(state, sampling, VOCAB, shape.mean_tokens)
+        token = choose(state, sampling, VOCAB, shape.mean_tokens, len(ids))
         ids.append(token)
         state = follow(state, token)
-        text = certain(ids, params.skip_special_tokens) if params.stop else ""
-        found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+        shown = ids[:-1] if token in params.stop_token_ids and not params.include_stop else ids
+        found = _stops_with_the_last(shown, params) if shown is ids and len(ids) > params.min_tokens else []
         if found:
             at, stop = min(found, key=lambda match: match[0])
-            return Truth("stop", stop, ids, text[:at])
+            text = certain(ids, params.skip_special_tokens)
+            return Truth("stop", stop, ids, text[: at + len(stop)] if params.include_stop else text[:at])
         if token in sampling.end_ids or len(ids) == limit:
             reason = "stop" if token in sampling.end_ids else "length"
-            return Truth(reason, None, ids, whole(ids, params.skip_special_tokens))
+            named = token in params.stop_token_ids and (token != END or params.ignore_eos)
+            return Truth(reason, token if named else None, ids, whole(shown, params.skip_special_tokens))
+
+
+def _stops_with_the_last(ids: list[int], params: Params) -> list[tuple[int, str]]:
+    """The stop strings that are complete with the last token, and where they begin."""
+    text, before = (certain(known, params.skip_special_tokens) for known in (ids, ids[:-1]))
+    starts = ((text.find(stop, max(0, len(before) - len(stop) + 1)), stop) for stop in params.stop)
+    return [(at, stop) for at, stop in starts if at >= 0]
 
 
 def sampling_of(params: Params) -> Sampling:
     """How the script samples for these parameters."""
-    end_ids = () if params.ignore_eos else (END,)
-    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids)
+    end_ids = params.stop_token_ids if params.ignore_eos else (END, *params.stop_token_ids)
+    cuts = (params.temperature, params.top_p, params.top_k, params.seed)
+    return Sampling(*cuts, end_ids, params.min_tokens, top_logprobs=params.top_logprobs)
 
 
 def make_shape(rng: random.Random) -> Shape:
@@ -150,6 +163,7 @@ def make_shape(rng: random.Random) -> Shape:
     block_tokens = rng.choice((1, 4, 4, 8))
     capacity = rng.choice((40, 64, 200))
     poison = rng.random() < 0.15
+    tokens_per_row_max = 1 if poison else rng.choice((1, 1, 2, 4))
     limits = Limits(
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
@@ -171,12 +185,13 @@ def make_shape(rng: random.Random) -> Shape:
         block_tokens=block_tokens,
         context_tokens=rng.choice((32, 48)),
         mean_tokens=rng.choice((6, 20)),
-        token_ring_bytes=rng.choice((1024, 4096)),
+        token_ring_bytes=rng.choice((1024, 4096)) if tokens_per_row_max == 1 else 4096,
         plan_ring_bytes=8192,
         slow_links=rng.random() < 0.3,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
         poison=poison,
+        tokens_per_row_max=tokens_per_row_max,
     )
 
 
@@ -185,6 +200,29 @@ def make_wishes(
 ) -> list[Wish]:
     """What ``count`` clients want; ``encode`` is how the world at hand makes ids of a prompt."""
     return [_wish(rng, shape, number, encode) for number in range(count)]
+
+
+def rank_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
+    """Some of those who want log-probabilities want the likeliest tokens too, where the token ring has room for them.
+
+    It has chance of its own, so that the other wishes stay as they are.
+    """
+    rng = random.Random(f"rank {seed}")
+    if shape.tokens_per_row_max > 1 or shape.token_ring_bytes <= 1024 or shape.limits.top_logprobs_max < RIVALS:
+        return wishes
+    ranked: list[Wish] = []
+    for wish in wishes:
+        if wish.params.logprobs and rng.random() < 0.5:
+            wish = replace(wish, params=msgspec.structs.replace(wish.params, top_logprobs=rng.randint(1, RIVALS)))
+        ranked.append(wish)
+    return ranked
+
+
+def make_ranked_wishes(
+    seed: int, rng: random.Random, shape: Shape, encode: Callable[[str], list[int]] = tokenize
+) -> list[Wish]:
+    """What the clients of one world want, some of them the likeliest tokens."""
+    return rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
 
 
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:

@@ -62,7 +62,7 @@ def test_seeds_meet_every_trouble() -> None:
         met.update("restarts used up" for _ in (1,) if host.health.failure is not None)
         met.update("killed as hung" for _ in (1,) if "it has not moved" in text)
         met.update("killed as stopped" for _ in (1,) if "it is stopped" in text)
-    wanted = {*FAULTS, *words, "stop", "length", "cancelled", "timeout", "slow_consumer", "refused", "error"}
+    wanted = {*FAULTS, *words, "stop", "length", "cancelled", "deadline_exceeded", "slow_consumer", "refused", "error"}
     assert wanted | {"restarts used up", "killed as hung", "killed as stopped"} <= met.keys()
 
 

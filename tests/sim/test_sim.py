@@ -92,7 +92,7 @@ def test_seeds_meet_every_trouble() -> None:
         met |= {str(finish.failure.code) for finish in ends if finish.failure is not None}
         met |= {span.name for spans in world.oracles.spans.values() for span in spans}
         met |= {f"ended: {finish.reason}" for finish in ends}
-    reasons = {"stop", "length", "cancelled", "timeout", "slow_consumer", "refused", "error"}
+    reasons = {"stop", "length", "cancelled", "deadline_exceeded", "slow_consumer", "refused", "error"}
     assert {f"ended: {reason}" for reason in reasons} <= met
     assert {"Attach(", "Relay("} <= met
     assert {"paused", "preempted", "aborting", "flushing", "Recall(", "Returned(", "StopFound(", "flags=2"} <= met

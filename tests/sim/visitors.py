@@ -15,7 +15,7 @@ from baton.frontends.stream import Stream
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Role
 from baton.workers.config import Settings
-from tests.sim.script import Wish, reference
+from tests.sim.script import MS, Wish, reference
 
 if TYPE_CHECKING:
     from tests.sim.host import Host
@@ -109,13 +109,11 @@ class Visitor:
         """From the request to its end."""
         host, wish = self.host, self.wish
         received_ns = host.loop.now_ns()
-        self.deadline_ns = received_ns + int(host.shape.limits.request_s_max * 1e9)
-        if wish.deadline_after_ns is not None:
-            received_ns -= self.deadline_ns - received_ns - wish.deadline_after_ns
-            self.deadline_ns = host.loop.now_ns() + wish.deadline_after_ns
+        deadline_ms = None if wish.deadline_after_ns is None else wish.deadline_after_ns // MS
+        self.deadline_ns = received_ns + MS * (deadline_ms or int(host.shape.limits.request_s_max * 1e3))
         assert self._member is not None and isinstance(self._member.core, DeskCore)
         self.room = bool(self._member.core.front.free)
-        request = GenerateRequest("text_completion", "m", wish.params, wish.prompt)
+        request = GenerateRequest("text_completion", "m", wish.params, wish.prompt, deadline_ms=deadline_ms)
         with reception.open(request, self.trace, received_ns, {}, self.request_id) as stream:
             self._stream = stream
             try:

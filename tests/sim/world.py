@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -48,7 +48,7 @@ from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -90,7 +90,7 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        self.shape = make_shape(self.rng)
+        self.shape = replace(make_shape(self.rng), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
@@ -104,15 +104,16 @@ class World:
         slots = limits.requests_per_frontend_max
         self.board = Board.format(bytearray(Board.size(frontends, slots)), frontends, slots)
         self.tokens = Ring.format(bytearray(HEADER_BYTES + self.shape.token_ring_bytes), 2)
-        self.plans = Ring.format(bytearray(HEADER_BYTES + self.shape.plan_ring_bytes), 1)
+        self.plans = Ring.format(bytearray(HEADER_BYTES + self.shape.plan_ring_bytes), self.shape.ranks)
         self.live: dict[Place, Process | Worker] = {}
         self.links: dict[tuple[Place, int, Place], Link] = {}
         self.deaths = 0
-        wishes = make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))
-        self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
+        wishes = keep_some(seed, make_ranked_wishes(seed, self.rng, self.shape), self.shape)
+        self.clients = [Client(wish, self) for wish in wishes]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
-        self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.WORKER, Role.DETOKENIZER)]
+        self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.DETOKENIZER)]
+        self.places += [(Role.WORKER, rank) for rank in range(self.shape.ranks)]
         restless = msgspec.structs.replace(limits, restarts_max=1000, restart_backoff_s=1e-9, watch_interval_s=1.0)
         supervisor = Address(Role.SUPERVISOR, "m", 0, 0, 1)
         self.health = HealthCore(supervisor, self.board, self.places, lambda: [], restless)
@@ -166,7 +167,7 @@ class World:
         me = Address(role, "m", 0, index, incarnation)
         limits = self.shape.limits
         if role == Role.WORKER:
-            worker = Worker(self, me, PlanReader(RingReader(self.plans, 0)), StepWriter(RingWriter(self.tokens)))
+            worker = Worker(self, me, PlanReader(RingReader(self.plans, index)), StepWriter(RingWriter(self.tokens)))
             self.live[place] = worker
             worker.hello()
             self._arrived(place)
@@ -239,8 +240,9 @@ class World:
                     self.at(self._jitter(2), self.tell, process, Encoded(effect.slot, effect.generation, ids, None))
                 case Plan():
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
-                        raise Broken("the plan ring is full with one step in flight")
-                    self.ring_bell((Role.WORKER, 0))
+                        raise Broken("the plan ring is full with few steps in flight")
+                    for rank in range(self.shape.ranks):
+                        self.ring_bell((Role.WORKER, rank))
                 case Named() | Begin() | Deliver() | Finish():
                     self.clients[effect.door % DOORS].hear(process, effect)
                 case _:
