@@ -14,6 +14,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # the doors
     body_bytes_max: int = 4 << 20
     messages_max: int = 2048
+    choices_max: int = 128
     top_logprobs_max: int = 20
     scores_per_request_max: int = 1 << 18
     stop_strings_max: int = 16
