@@ -13,8 +13,12 @@ from typing import Any
 import msgspec
 
 from baton.engine.effects import Finish
+from baton.engine.stream import together
+from baton.frontends.choices import Choices
 from baton.frontends.errors import FINISH_REASONS, Refused, failure_of
 from baton.frontends.stream import Delta, Stream
+from baton.frontends.validate import GenerateRequest
+from baton.ipc.frames import Scored
 
 encode = msgspec.json.encode
 
@@ -37,6 +41,29 @@ def usage(finish: Finish) -> dict[str, Any]:
 def finite(logprob: float) -> float:
     """A log-probability that JSON can say."""
     return LOGPROB_MIN if math.isnan(logprob) or logprob < LOGPROB_MIN else logprob
+
+
+def shown_token(piece: bytes, mark: str = "") -> str:
+    """A token as text; one that is part of a character as OpenAI writes it, ``mark`` and its bytes as escapes."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return mark + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def token_logprobs(logprobs: list[float], scores: list[Scored]) -> list[dict[str, Any]]:
+    """One entry a token, in the shape of chats and responses."""
+    return [
+        {
+            **_token_logprob(scored.piece, logprob),
+            "top_logprobs": [_token_logprob(other.piece, other.logprob) for other in scored.top],
+        }
+        for logprob, scored in zip(logprobs, scores, strict=True)
+    ]
+
+
+def _token_logprob(piece: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": shown_token(piece), "bytes": list(piece), "logprob": finite(logprob)}
 
 
 class Chat:
@@ -63,17 +90,8 @@ class Chat:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def logprobs(self, delta: Delta) -> dict[str, Any]:
-        """One entry a token: its text, the text's UTF-8 bytes and the log-probability."""
-        content = [
-            {
-                "token": text,
-                "logprob": finite(logprob),
-                "bytes": list(text.encode()),
-                "top_logprobs": [],
-            }
-            for text, logprob in zip(delta.texts, delta.logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+        """One entry a token: itself, its bytes, its log-probability, and the likeliest tokens in its place."""
+        return {"content": token_logprobs(delta.logprobs, delta.scores), "refusal": None}
 
 
 class Completion:
@@ -103,15 +121,21 @@ class Completion:
         return {"text": text}
 
     def logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Four parallel lists; offsets count characters of the output."""
+        """Four parallel lists; offsets count characters of the output, and the chosen token is among the top ones."""
         offsets = []
         for text in delta.texts:
             offsets.append(self.offset)
             self.offset += len(text)
+        shown = [shown_token(scored.piece, "bytes:") for scored in delta.scores]
+        top = [
+            {shown_token(other.piece, "bytes:"): finite(other.logprob) for other in reversed(scored.top)}
+            | {token: finite(logprob)}
+            for token, logprob, scored in zip(shown, delta.logprobs, delta.scores, strict=True)
+        ]
         return {
-            "tokens": list(delta.texts),
+            "tokens": shown,
             "token_logprobs": [finite(logprob) for logprob in delta.logprobs],
-            "top_logprobs": None,
+            "top_logprobs": top if any(scored.top for scored in delta.scores) else None,
             "text_offset": offsets,
         }
 
@@ -119,7 +143,7 @@ class Completion:
 class Chunks:
     """The server-sent events of one response, in OpenAI's order: role, content, finish reason, usage, done."""
 
-    def __init__(self, stream: Stream, kind: Chat | Completion) -> None:
+    def __init__(self, stream: Stream, kind: Chat | Completion, index: int = 0) -> None:
         self.kind = kind
         request = stream.request
         self.ids = request.return_token_ids
@@ -133,7 +157,7 @@ class Chunks:
             "model": request.model,
         }
         self.head = b"data: " + encode(head)[:-1]
-        self.open = self.head + b',"choices":[{"index":0,'
+        self.open = self.head + b',"choices":[{"index":%d,' % index
         self.close = b"]" + (b',"usage":null' if self.usage else b"") + b"}\n\n"
         self.plain = b',"logprobs":null,"finish_reason":null}' + self.close
 
@@ -162,46 +186,91 @@ class Chunks:
 
     def end(self, finish: Finish) -> bytes:
         """The finish reason, the usage if it was asked for, and the end mark."""
+        return self.last(finish) + self.closing(finish)
+
+    def last(self, finish: Finish) -> bytes:
+        """The finish reason."""
         reason = encode(FINISH_REASONS[finish.reason])
         stop = encode(finish.stop_reason)
         rest = b',"logprobs":null,"finish_reason":' + reason + b',"stop_reason":' + stop + b"}"
-        out = self.open + self.kind.last() + rest + self.close
+        return self.open + self.kind.last() + rest + self.close
+
+    def closing(self, finish: Finish) -> bytes:
+        """The usage if it was asked for, and the end mark."""
         if self.usage:
-            out += self.head + b',"choices":[],"usage":' + encode(usage(finish)) + b"}\n\n"
-        return out + DONE
+            return self.head + b',"choices":[],"usage":' + encode(usage(finish)) + b"}\n\n" + DONE
+        return DONE
 
 
 async def collect(stream: Stream, kind: Chat | Completion) -> bytes:
     """The whole answer as one JSON body, of a stream that has begun; raises ``Refused`` where it ends without one."""
-    request = stream.request
-    whole = Delta([], [], [], 0)
+    whole = Delta([], [], [], 0, [])
     async for delta in stream:
-        whole.token_ids += delta.token_ids
-        whole.texts += delta.texts
-        whole.logprobs += delta.logprobs
-        whole.tail = delta.tail
+        _extend(whole, delta)
         stream.took(delta.position)
-    finish = stream.final
-    assert finish is not None
-    failure = failure_of(finish)
+    assert stream.final is not None
+    return _body(stream, kind, [(whole, stream.final)], stream.final)
+
+
+async def collect_choices(choices: Choices, kind: Chat | Completion) -> bytes:
+    """The same of several choices; of more than the client wants, those whose tokens are likeliest on average."""
+    streams = choices.streams
+    wholes = [Delta([], [], [], 0, []) for _ in streams]
+    async for index, said in choices:
+        if isinstance(said, Delta):
+            _extend(wholes[index], said)
+            streams[index].took(said.position)
+        elif (failure := failure_of(said)) is not None:
+            raise Refused(failure)
+    found = list(zip(wholes, choices.finishes, strict=True))
+    wanted = streams[0].request.n
+    if wanted < len(found):
+        found = sorted(found, key=lambda choice: -mean(choice[0].logprobs))[:wanted]
+    return _body(streams[0], kind, found, together(choices.finishes))
+
+
+def mean(logprobs: list[float]) -> float:
+    """The mean log-probability; that of no tokens is the worst."""
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+
+def _extend(whole: Delta, delta: Delta) -> None:
+    whole.token_ids += delta.token_ids
+    whole.texts += delta.texts
+    whole.logprobs += delta.logprobs
+    whole.scores += delta.scores
+    whole.tail = delta.tail
+
+
+def _body(stream: Stream, kind: Chat | Completion, found: list[tuple[Delta, Finish]], account: Finish) -> bytes:
+    """The answer's JSON: its choices in this order, and the usage of all that were made."""
+    request = stream.request
+    failure = failure_of(account)
     if failure is not None:
         raise Refused(failure)
-    choice: dict[str, Any] = {
-        "index": 0,
-        **kind.whole(whole.text),
-        "logprobs": kind.logprobs(whole) if request.params.logprobs else None,
-        "finish_reason": FINISH_REASONS[finish.reason],
-        "stop_reason": finish.stop_reason,
-    }
     body: dict[str, Any] = {
         "id": kind.id_prefix + stream.id.hex(),
         "object": kind.object_name,
         "created": stream.created,
         "model": request.model,
-        "choices": [choice],
-        "usage": usage(finish),
+        "choices": [_choice(type(kind)(), index, *each, request) for index, each in enumerate(found)],
+        "usage": usage(account),
+    }
+    if request.return_token_ids:
+        body["prompt_token_ids"] = stream.prompt_ids
+    return encode(body)
+
+
+def _choice(
+    kind: Chat | Completion, index: int, whole: Delta, finish: Finish, request: GenerateRequest
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        **kind.whole(whole.text),
+        "logprobs": kind.logprobs(whole) if request.tells_logprobs else None,
+        "finish_reason": FINISH_REASONS[finish.reason],
+        "stop_reason": finish.stop_reason,
     }
     if request.return_token_ids:
         choice["token_ids"] = whole.token_ids
-        body["prompt_token_ids"] = stream.prompt_ids
-    return encode(body)
+    return choice

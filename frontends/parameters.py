@@ -25,8 +25,17 @@ SAMPLING = (
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
     "seed",
     "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
     "skip_special_tokens",
@@ -34,10 +43,13 @@ SAMPLING = (
     *URGENCY,
 )
 
-CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs")
-COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
+CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n")
+COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs", "n", "best_of")
 STREAMING = ("stream", "stream_options", "return_token_ids")
-RESPONSE = (*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable")
+RESPONSE = (
+    *(*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable"),
+    *("top_logprobs", "include"),
+)
 #: around the parameters of a response in a message of a socket
 ENVELOPE = ("type", "event_id", "stream_id", "response_id", "traceparent", "idempotency_key", "starting_after")
 
@@ -51,23 +63,11 @@ NO_MEDIA = "is not supported: this model reads and writes text"
 
 #: parameter -> (values that change nothing, why any other is refused); null changes nothing anywhere
 REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
-    "n": ((1,), "is not supported yet: one choice a request"),
-    "presence_penalty": ((0,), NOT_YET),
-    "frequency_penalty": ((0,), NOT_YET),
-    "repetition_penalty": ((1,), NOT_YET),
-    "logit_bias": (({},), NOT_YET),
-    "min_p": ((0,), NOT_YET),
-    "best_of": ((1,), NOT_YET),
     "use_beam_search": ((False,), NOT_YET),
     "length_penalty": ((1,), NOT_YET),
-    "stop_token_ids": (([],), NOT_YET),
-    "include_stop_str_in_output": ((False,), NOT_YET),
-    "bad_words": (([],), NOT_YET),
-    "allowed_token_ids": (NEVER, NOT_YET),
     "logits_processors": (([],), NOT_YET),
     "prompt_logprobs": ((False,), NOT_YET),
     "truncate_prompt_tokens": (NEVER, NOT_YET),
-    "top_logprobs": ((0,), "is not supported yet: only the chosen token's log-probability is computed"),
     "return_tokens_as_token_ids": ((False,), "is not supported; return_token_ids gives the ids"),
     "spaces_between_special_tokens": ((True,), NOT_YET),
     "add_special_tokens": (NEVER, NOT_YET),
@@ -89,6 +89,7 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
 
 REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
+    "best_of": ((1,), "belongs to completions"),
     "functions": (([],), NO_TOOLS),
     "function_call": (("none", "auto"), NO_TOOLS),
     "modalities": ((["text"],), NO_MEDIA),
@@ -111,6 +112,7 @@ REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
 
 REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
+    "top_logprobs": (NEVER, "belongs to chats; here logprobs itself says how many"),
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
     "prompt_embeds": (NEVER, NOT_YET),
@@ -119,11 +121,12 @@ REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
 
 REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
+    "n": ((1,), "is not supported here: a response has one choice"),
+    "best_of": ((1,), "belongs to completions"),
     "previous_response_id": (NEVER, NO_STORE),
     "conversation": (NEVER, NO_STORE),
     "background": ((False,), NO_STORE),
     "prompt": (NEVER, NO_STORE),
-    "include": (([],), NOT_YET),
     "reasoning": (({}, {"effort": "none"}), NOT_YET),
     "text": (({}, {"format": {"type": "text"}}), NO_GRAMMAR),
     "truncation": (("disabled",), NOT_YET),

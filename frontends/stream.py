@@ -16,24 +16,29 @@ from baton.engine.effects import Answered, Begin, Deliver, Finish, Gone, Named, 
 from baton.frontends.errors import INTERNAL, Refused, failure_of
 from baton.frontends.keeping import Memo, read_memo
 from baton.frontends.validate import GenerateRequest
+from baton.ipc.frames import Scored
 
 if TYPE_CHECKING:
     from baton.frontends.reception import Reception
 
 
 class Delta:
-    """Output that the door has not seen yet. One text (and, if asked for, one log-probability) a token; the last
+    """Output that the door has not seen yet. One text (and, if asked for, one log-probability with its ``scores``) a
+    token; the last
     delta of a stream may carry more text than its tokens: what was held back for a stop string that never came.
 
     ``position`` counts the output tokens up to and with this delta.
     """
 
-    __slots__ = ("logprobs", "position", "tail", "texts", "token_ids")
+    __slots__ = ("logprobs", "position", "scores", "tail", "texts", "token_ids")
 
-    def __init__(self, token_ids: list[int], texts: list[str], logprobs: list[float], position: int) -> None:
+    def __init__(
+        self, token_ids: list[int], texts: list[str], logprobs: list[float], position: int, scores: list[Scored]
+    ) -> None:
         self.token_ids = token_ids
         self.texts = texts
         self.logprobs = logprobs
+        self.scores = scores
         self.position = position
         self.tail = ""
 
@@ -58,6 +63,7 @@ class Stream:
         self.memo: Memo | None = None
         self.start = 0
         self.text_before = ""
+        self.scores_before: tuple[list[float], list[Scored]] = ([], [])
         self.created = int(time.time())
         self.prompt_ids: list[int] = []
         self.final: Finish | None = None
@@ -75,6 +81,8 @@ class Stream:
         self._taken = 0
         self._reported = 0
         self._waiter: asyncio.Future[None] | None = None
+        self.others: list[Stream] = []  # the streams of the request's other choices, which end with this one
+        self.notify: Callable[[], None] | None = None
 
     # -------------------------------------------------------------------------------- for the door
 
@@ -124,6 +132,16 @@ class Stream:
         self._delta = None
         return delta
 
+    def take(self) -> Delta | None:
+        """What came and was not fetched yet, without waiting."""
+        delta, self._delta = self._delta, None
+        return delta
+
+    def split(self) -> list[Stream]:
+        """The streams of all choices, each with an end of its own from now on."""
+        streams, self.others = [self, *self.others], []
+        return streams
+
     def took(self, position: int) -> None:
         """The client's socket took everything up to ``position``. The core hears of it once a quarter of the window
         is used, and, where less is outstanding, from the reception's timer.
@@ -144,15 +162,21 @@ class Stream:
             self._reception.feed(Gone(self.door, "cancelled", wants_end=True))
 
     def answered(self) -> None:
-        """The client has its whole answer."""
-        if not self.closed:
-            self._close()
-            self._reception.feed(Answered(self.door))
+        """The client has its whole answer; choices that have not ended by now are not wanted any more."""
+        several = bool(self.others)
+        for each in self.split():
+            if several and each.final is None:
+                each.gone()
+            elif not each.closed:
+                each._close()
+                each._reception.feed(Answered(each.door))
 
     def gone(self, for_good: bool = False) -> None:
         """The client went away; nothing happens where it has its answer. ``for_good`` says that it said goodbye, so
         that nobody waits for it.
         """
+        for other in self.others:
+            other.gone(for_good)
         if not self.closed:
             self._close()
             reason = "cancelled" if for_good and self._kept else "disconnected"
@@ -183,6 +207,8 @@ class Stream:
             self._name(effect)
         else:
             self._end(effect)
+        if self.notify is not None:
+            self.notify()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -190,6 +216,7 @@ class Stream:
     def _name(self, effect: Named) -> None:
         self._named = True
         self.id, self.start, self.text_before = effect.request_id, effect.position, effect.text
+        self.scores_before = (effect.logprobs, effect.scores)
         self._position = self._taken = self._reported = effect.position
         self.memo = memo = read_memo(effect.memo)
         self.created = memo.created
@@ -200,24 +227,26 @@ class Stream:
         self._position += len(effect.token_ids)
         delta = self._delta
         if delta is None:
-            self._delta = Delta(effect.token_ids, effect.texts, effect.logprobs, self._position)
+            self._delta = Delta(effect.token_ids, effect.texts, effect.logprobs, self._position, effect.scores)
             self._owned = False
             return
         if not self._owned:  # the first merge copies: the lists are the effect's
             delta.token_ids = list(delta.token_ids)
             delta.texts = list(delta.texts)
             delta.logprobs = list(delta.logprobs)
+            delta.scores = list(delta.scores)
             self._owned = True
         delta.token_ids += effect.token_ids
         delta.texts += effect.texts
         delta.logprobs += effect.logprobs
+        delta.scores += effect.scores
         delta.position = self._position
 
     def _end(self, finish: Finish) -> None:
         self.final = finish
         if finish.tail:
             if self._delta is None:
-                self._delta = Delta([], [], [], self._position)
+                self._delta = Delta([], [], [], self._position, [])
             self._delta.tail = finish.tail
         if finish.reason == "slow_consumer" and self.hang_up is not None:
             self.hang_up()

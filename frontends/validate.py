@@ -6,16 +6,16 @@ process; prompts of token ids are measured here.
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from baton.engine.limits import Limits
-from baton.frontends import parameters
+from baton.frontends import asked, parameters
 from baton.frontends.errors import Refused, bad_request
 from baton.frontends.fields import Fields, Shape, decode
+from baton.frontends.sampling import read_sampling
 from baton.ipc.frames import Failure, Params, Prompt
 from baton.workers.config import Card
 
@@ -48,6 +48,7 @@ class GenerateRequest:
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
     client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection. ``deadline_ms`` and
     ``queue_ms_max`` count from its receipt; of two that wait the one with the lower ``priority`` goes first.
+    Of ``best_of`` choices the client gets ``n``; ``tells_logprobs`` where it asked for log-probabilities itself.
     """
 
     operation: str
@@ -58,6 +59,9 @@ class GenerateRequest:
     include_usage: bool = False
     return_token_ids: bool = False
     resumable: bool = False
+    n: int = 1
+    best_of: int = 1
+    tells_logprobs: bool = False
     deadline_ms: int | None = None
     queue_ms_max: int | None = None
     priority: int = 0
@@ -104,8 +108,10 @@ class Validator:
         older = self._max_tokens(fields, "max_tokens")
         if limit is not None and older is not None and limit != older:
             raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
-        params = self._params(fields, limit or older, fields.boolean("logprobs"))
-        return self._request(fields, "chat", params, Prompt(messages=messages))
+        params = self._params(fields, limit or older, asked.chat_logprobs(fields, self.limits))
+        request = self._request(fields, "chat", params, Prompt(messages=messages))
+        n, best_of = asked.choices(fields, self.limits)
+        return replace(request, n=n, best_of=best_of)
 
     def completion(self, body: bytes) -> GenerateRequest:
         """A body of ``/v1/completions``."""
@@ -114,10 +120,13 @@ class Validator:
         if "prompt" not in fields:
             raise bad_request("prompt is required", "prompt")
         limit = self._max_tokens(fields, "max_tokens") or COMPLETION_TOKENS_DEFAULT
-        params = self._params(fields, limit, self._completion_logprobs(fields))
+        n, best_of = asked.choices(fields, self.limits)
+        told = asked.completion_logprobs(fields, self.limits)
+        params = self._params(fields, limit, 0 if told is None and best_of > n else told)
         prompt = self._prompt(fields)
         self._check_length(prompt, params, "prompt")
-        return self._request(fields, "text_completion", params, prompt)
+        request = self._request(fields, "text_completion", params, prompt)
+        return replace(request, n=n, best_of=best_of, tells_logprobs=told is not None)
 
     def response(self, body: bytes, whole: str | None = None, socket: bool = False) -> GenerateRequest:
         """A body of ``/v1/responses``, or the parameters of a socket's ``response.create``, beside its envelope or
@@ -128,7 +137,9 @@ class Validator:
         stream = fields.boolean("stream", socket)
         if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
-        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), False)
+        params = self._params(
+            fields, self._max_tokens(fields, "max_output_tokens"), asked.response_logprobs(fields, self.limits)
+        )
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
@@ -146,22 +157,9 @@ class Validator:
             message = f"the model {shown!r} does not exist; this server has {self.card.name!r}"
             raise Refused(Failure(404, "invalid_request_error", message, "model", "model_not_found"))
 
-    def _params(self, fields: Fields, max_tokens: int | None, logprobs: bool) -> Params:
-        seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
-        top_k = fields.integer("top_k", -1, None) or 0
-        stop, ignore_eos = self._stop(fields), fields.boolean("ignore_eos")
-        self._min_tokens(fields, max_tokens, ends_early=bool(stop) or not ignore_eos)
-        return Params(
-            max_tokens=max_tokens,
-            temperature=fields.number("temperature", 0.0, 2.0, 1.0),
-            top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
-            top_k=min(max(top_k, 0), self.card.vocab),
-            seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
-            stop=stop,
-            ignore_eos=ignore_eos,
-            skip_special_tokens=fields.boolean("skip_special_tokens", True),
-            logprobs=logprobs,
-        )
+    def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
+        asked.check_scores(fields, max_tokens or self.card.context_tokens_max, top_logprobs, self.limits)
+        return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
 
     def _request(
         self,
@@ -190,6 +188,7 @@ class Validator:
             stream=stream,
             include_usage=include_usage,
             return_token_ids=fields.boolean("return_token_ids"),
+            tells_logprobs=params.logprobs,
             resumable=fields.boolean("resumable"),
             deadline_ms=fields.integer("deadline_ms", 1, int(self.limits.request_s_max * 1000)),
             queue_ms_max=fields.integer("queue_ms_max", 1, int(self.limits.request_s_max * 1000)),
@@ -217,40 +216,6 @@ class Validator:
     def _max_tokens(self, fields: Fields, name: str) -> int | None:
         most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
         return fields.integer(name, 1, most)
-
-    def _min_tokens(self, fields: Fields, max_tokens: int | None, ends_early: bool) -> None:
-        """A request that ends at ``max_tokens`` alone keeps any smaller minimum; one that may end before is refused."""
-        least = fields.integer("min_tokens", 0, self.card.context_tokens_max)
-        if not least:
-            return
-        if max_tokens is None or least > max_tokens:
-            raise bad_request(f"min_tokens is {least}, more than max_tokens, {max_tokens}", "min_tokens")
-        if ends_early:
-            message = "min_tokens is supported with ignore_eos and without stop only, so far"
-            raise bad_request(message, "min_tokens", "unsupported_parameter")
-
-    def _stop(self, fields: Fields) -> tuple[str, ...]:
-        if "stop" not in fields:
-            return ()
-        one = fields.raws["stop"].startswith(b'"')
-        strings = [fields.decode("stop", str)] if one else fields.decode("stop", list[str])
-        if len(strings) > self.limits.stop_strings_max:
-            raise bad_request(f"stop has {len(strings)} strings, the limit is {self.limits.stop_strings_max}", "stop")
-        for string in strings:
-            if not string:
-                raise bad_request("stop strings must not be empty", "stop")
-            if len(string) > self.limits.stop_string_chars_max:
-                most = self.limits.stop_string_chars_max
-                raise bad_request(f"a stop string has {len(string)} characters, the limit is {most}", "stop")
-        return tuple(strings)
-
-    def _completion_logprobs(self, fields: Fields) -> bool:
-        if "logprobs" not in fields or fields.raws["logprobs"] == b"false":
-            return False
-        if fields.integer("logprobs", 0, None):
-            why = "above 0 is not supported yet: only the chosen token's log-probability is computed (logprobs: 0)"
-            raise bad_request(f"logprobs {why}", "logprobs", "unsupported_parameter")
-        return True
 
     # -------------------------------------------------------------------------------- prompts
 

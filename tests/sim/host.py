@@ -34,7 +34,7 @@ from tests.sim.forger import forged
 from tests.sim.members import Member, Poisonable
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, VOCAB, make_shape, make_wishes
+from tests.sim.script import MS, VOCAB, make_ranked_wishes, make_shape
 from tests.sim.visitors import Visitor
 
 Made = tuple[StepRunner, KVLayout, str]
@@ -64,7 +64,7 @@ class Host:
         self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
-        self.clients = [Visitor(wish, self) for wish in make_wishes(rng, shape, rng.randrange(6, 15), encode)]
+        self.clients = [Visitor(wish, self) for wish in make_ranked_wishes(seed, rng, shape, encode)]
         self.stop_at_ns = rng.randrange(SPAN_NS) if rng.random() < 0.2 else None
         self.settings = Settings(
             worker="scripted",
@@ -214,9 +214,9 @@ class Host:
         phase("warming")
         shape = self.shape
         runner = ScriptedRunner(
-            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens),
-            faulty=shape.faulty,
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 0, 0, shape.faulty),
             tokens_per_row_max=shape.tokens_per_row_max,
+            asynchronous=self.seed % 3 == 0,
         )
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
         return Poisonable(runner) if shape.poison else runner, layout, "w"

@@ -96,6 +96,8 @@ class Poisonable:
     def __init__(self, runner: ScriptedRunner) -> None:
         self._runner = runner
         self.tokens_per_row_max = runner.tokens_per_row_max
+        self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
+        self.host_blocks = runner.host_blocks
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """As the runner's, but for the poisoned."""

@@ -48,7 +48,7 @@ from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -108,8 +108,8 @@ class World:
         self.live: dict[Place, Process | Worker] = {}
         self.links: dict[tuple[Place, int, Place], Link] = {}
         self.deaths = 0
-        wishes = make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))
-        self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
+        wishes = keep_some(seed, make_ranked_wishes(seed, self.rng, self.shape), self.shape)
+        self.clients = [Client(wish, self) for wish in wishes]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
         self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.DETOKENIZER)]
@@ -240,7 +240,7 @@ class World:
                     self.at(self._jitter(2), self.tell, process, Encoded(effect.slot, effect.generation, ids, None))
                 case Plan():
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
-                        raise Broken("the plan ring is full with one step in flight")
+                        raise Broken("the plan ring is full with few steps in flight")
                     for rank in range(self.shape.ranks):
                         self.ring_bell((Role.WORKER, rank))
                 case Named() | Begin() | Deliver() | Finish():
