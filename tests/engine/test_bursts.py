@@ -26,11 +26,11 @@ class Speculating(Engine):
     def yields(self, *tokens: int, flags: dict[int, int] | None = None) -> None:
         """The step at hand gives its one row these tokens; ``flags`` are set on some of them, by place."""
         assert self.plan is not None
-        rows = self.worker.apply(self.plan)
+        plan = self.waiting.popleft()
+        rows = self.worker.apply(plan)
         assert rows is not None
         made = [Sampled(token, -1.0, (flags or {}).get(at, 0)) for at, token in enumerate(tokens)]
         made[0].more = tuple(made[1:])
-        plan, self.plan = self.plan, None
         self.tape.steps.append(self.worker.commit(plan, rows, made[:1]))
         self.tell(Doorbell())
 
@@ -131,7 +131,7 @@ def test_what_a_dead_worker_committed_of_a_step_counts_whole() -> None:
     plan = engine.plan
     assert plan is not None
     rows = engine.worker.apply(plan) or []
-    made = Sampled(20, -1.0, 0, (Sampled(21, -1.0, 0), Sampled(22, -1.0, 0)))
+    made = Sampled(20, -1.0, 0, more=(Sampled(21, -1.0, 0), Sampled(22, -1.0, 0)))
     done = engine.worker.commit(plan, rows, [made])
     engine.tape.steps.append(StepDone(done.incarnation, done.step, done.records))
     out = engine.start_worker(2, 64)

@@ -214,9 +214,9 @@ class Host:
         phase("warming")
         shape = self.shape
         runner = ScriptedRunner(
-            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens),
-            faulty=shape.faulty,
+            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 0, 0, shape.faulty),
             tokens_per_row_max=shape.tokens_per_row_max,
+            asynchronous=self.seed % 3 == 0,
         )
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
         return Poisonable(runner) if shape.poison else runner, layout, "w"

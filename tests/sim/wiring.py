@@ -157,7 +157,7 @@ WIRING: list[tuple[Callable[[Patch], None], range]] = [
     (timers_outlive_their_process, range(20)),
     (plans_are_run_at_the_same_time, range(130, 200)),
     (a_full_ring_loses_tokens, range(200)),
-    (small_amounts_are_never_reported, range(60)),
+    (small_amounts_are_never_reported, range(160)),
     (nobody_is_told_of_a_life, range(60)),
     (the_hung_are_left_alone, range(60)),
     (a_full_inbox_loses_frames, range(60)),
