@@ -18,6 +18,7 @@ from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import ring_holds
 from baton.workers.config import Card, Settings, size_bytes
+from baton.workers.exhausted import out_of_memory, say_so
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
 
@@ -88,6 +89,7 @@ class StepLoop:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
+        plan, rows = None, None
         try:
             while self._todo:
                 plan = self._todo.popleft()
@@ -104,6 +106,8 @@ class StepLoop:
                 await self._commit(done)
                 self.process.board.beat(*self.process.me.place)
         except Exception as error:
+            if plan is not None and out_of_memory(error):
+                say_so(self.process.log, plan.step, rows or [])
             self.process.fatal(error)
         finally:
             self._task = None

@@ -22,7 +22,7 @@ FULL_WAIT_NS = 200_000
 
 @dataclass(eq=False)
 class Worker:
-    """Rank 0. ``doomed`` kills it around the commit of its next step."""
+    """Rank 0. ``doomed`` kills it around the commit of its next step, or in the middle of it for want of memory."""
 
     world: World
     me: Address
@@ -75,10 +75,13 @@ class Worker:
     def _computed(self, plan: Plan, rows: list[StepRow]) -> None:
         if not self._lives():
             return
+        if self.doomed == "memory":  # there is none for this step; the process says so and ends
+            self.world.kill(self.me.place, unexplained=True)
+            return
         if self.world.shape.poison and any(row.sampling.seed == POISON and row.position == 1 for row in rows):
             self.world.kill(self.me.place, unexplained=True)
             return
-        self.world.oracles.step(plan, rows)
+        self.world.oracles.step(self.incarnation, plan, rows)
         self._commit(self.core.commit(plan, rows, self.runner.step(rows)))
 
     def _commit(self, done: StepDone) -> None:
