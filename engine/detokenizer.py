@@ -105,8 +105,7 @@ class DetokenizerCore:
         if old is not None and (old.lease.generation, old.lease.run) >= (event.generation, event.run):
             self.hands.counts["old_leases"] += 1
             return
-        params = event.params
-        leased = Leased(event, TextState(self.table, params.skip_special_tokens, params.stop), sent=event.base)
+        leased = Leased(event, TextState(self.table, event.params), sent=event.base)
         self.leases[event.slot] = leased
         logprobs = event.logprobs if event.logprobs else [0.0] * len(event.token_ids)
         for token, logprob in zip(event.token_ids, logprobs, strict=True):

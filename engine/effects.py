@@ -66,20 +66,22 @@ class Note(msgspec.Struct, frozen=True, gc=False):
 
 
 class Encode(msgspec.Struct, frozen=True, gc=False):
-    """Render and tokenise a prompt; comes back as ``Encoded`` with the same token."""
+    """Render and tokenise a prompt, and each of ``bad_words``; comes back as ``Encoded`` for the same request."""
 
     slot: int
     generation: int
     prompt: Prompt
+    bad_words: tuple[str, ...] = ()
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """The event after ``Encode``: the prompt's ids, or why there are none."""
+    """The event after ``Encode``: the ids of the prompt and of the bad words, or why there are none."""
 
     slot: int
     generation: int
     token_ids: list[int]
     failure: Failure | None
+    bad_ids: tuple[tuple[int, ...], ...] = ()
 
 
 # ---------------------------------------------------------------------------------------------- scheduler and worker

@@ -16,6 +16,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     messages_max: int = 2048
     stop_strings_max: int = 16
     stop_string_chars_max: int = 256
+    stop_token_ids_max: int = 128
+    logit_bias_entries_max: int = 300
+    allowed_ids_bytes_max: int = 20 << 10
+    bad_words_max: int = 128
+    bad_word_chars_max: int = 64
+    bad_words_tokens_max: int = 1024
     label_chars_max: int = 256
     streams_per_connection_max: int = 256
     connections_max: int = 4096
@@ -59,6 +65,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     swap_prior_bytes_per_s: int = 4 << 30
     # how many steps in a row a prompt may be held back for the sake of those that decode
     prefill_wait_steps_max: int = 4
+    # admission: what may wait, what stays free, how often one may be made to give way, when to come back
+    queue_tokens_max: int = 1 << 21
+    kv_headroom_share: float = 0.01
+    kv_watermark_share: float = 0.01
+    preemptions_per_request_max: int = 4
+    drain_window_s: float = 30.0
+    retry_after_unknown_s: int = 5
+    retry_after_s_max: int = 120
+    # the order of the waiting: how far it may differ from that of their coming, what a class or a token is worth
+    order_delay_s_max: float = 60.0
+    order_class_s: float = 10.0
+    order_token_s: float = 0.02
     # what is remembered of the lengths of answers, for each tenant, model and class of sampling
     predictor_keys_max: int = 1024
     predictor_lengths_max: int = 500

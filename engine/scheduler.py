@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from baton.engine.batch import Sampling
+from baton.engine.batch import sampling_of
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
@@ -19,7 +19,7 @@ from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start,
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.sequence import End, Sequence
-from baton.engine.stopping import counts, ending
+from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -128,8 +128,7 @@ class SchedulerCore:
         if held is None:
             return
         p = event.params
-        end_ids = () if p.ignore_eos else self.end_ids
-        sampling = Sampling(p.temperature, p.top_p, p.top_k, p.seed, end_ids)
+        sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
@@ -137,8 +136,8 @@ class SchedulerCore:
         self.batcher.waiting.append(seq)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
-        elif base and event.delivered[-1] in end_ids:
-            self._set_end(seq, End("stop", base), now_ns, out)
+        elif base and event.delivered[-1] in sampling.end_ids:
+            self._set_end(seq, End("stop", base, stop_token(event.delivered[-1], p, self.end_ids)), now_ns, out)
         else:
             self._admit(seq, now_ns, out)
 
@@ -176,18 +175,19 @@ class SchedulerCore:
     # -------------------------------------------------------------------------------- workers and peers
 
     def _hello(self, event: WorkerHello, now_ns: int, out: list[Effect]) -> None:
-        if event.address.incarnation != self.board.live(Role.WORKER, event.rank):
-            self.counts["stale_hellos"] += 1
+        group = tuple(self.board.live(Role.WORKER, rank) for rank in range(len(event.group)))
+        if event.group != group or event.address.incarnation != group[event.rank]:
+            self.counts["stale_hellos"] += 1  # it greets again when it hears who was replaced
             return
         known = self.ranks.get(event.rank)
-        if known is not None and known.address == event.address:
+        if known is not None and known.group == group:
             return
         self.weights = self.weights or event.weights_digest
         assert event.weights_digest == self.weights, "a worker came back with other weights"
-        if known is not None:
+        if any(hello.group != group for hello in self.ranks.values()):
             self._roll_back(now_ns, out)
         self.ranks[event.rank] = event
-        if len(self.ranks) == event.ranks:
+        if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
@@ -199,8 +199,8 @@ class SchedulerCore:
         """Somebody was replaced; by whom, the life table says."""
         live = self.board.live(event.role, event.index)
         if event.role == Role.WORKER:
-            hello = self.ranks.get(event.index)
-            if hello is not None and hello.address.incarnation < live:
+            groups = [hello.group for hello in self.ranks.values()]
+            if any(event.index < len(group) and group[event.index] < live for group in groups):
                 self._roll_back(now_ns, out, event.fault)
         elif event.role == Role.DETOKENIZER:
             self._drain(now_ns, out)
@@ -209,7 +209,7 @@ class SchedulerCore:
                     self._lease(seq, out)
 
     def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:
-        """A worker is gone, and the cache with it: count what it committed, then begin again from those tokens."""
+        """A rank is gone, and the cache with it: count what was committed, then begin again from those tokens."""
         self._drain(now_ns, out)
         if fault and self.flight is not None:
             self._suspect(self.flight)
@@ -271,32 +271,29 @@ class SchedulerCore:
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
         for record in done.records:
             seq = self.sequences.get(record.slot)
-            if seq is None or not seq.started:
-                self.counts["skipped_records"] += 1
-                continue
-            length = len(seq.output)
-            past = seq.end is not None and seq.end.length is not None and length >= seq.end.length
-            if past or not counts(record, seq.held.generation, seq.run, length):
+            length = 0 if seq is None else len(seq.output)
+            past = seq is not None and seq.end is not None and seq.end.length is not None and length >= seq.end.length
+            if seq is None or past or not counts(record, seq.held.generation, seq.run, length):
                 self.counts["skipped_records"] += 1
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)
             if what == "error":
-                message = "the model produced numbers that are not finite for this request"
-                failure = Failure(500, "server_error", message, None, "invalid_logits")
+                failure = no_token(record.flags)
                 self._end(seq, seq.end or End("error", length, None, failure))
-                self.counts["invalid_logits"] += 1
+                self.counts[failure.code or ""] += 1
                 continue
+            stop = stop_token(record.token, seq.handed.params, self.end_ids) if what == "stop" else None
             seq.output.append(record.token)
             seq.logprobs.append(record.logprob)
             seq.suspect, seq.lone_deaths = False, 0
             self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
             if seq.end is None:
                 if what is not None:
-                    self._end(seq, End(what, length + 1))
-                else:
+                    self._end(seq, End(what, length + 1, stop))
+                elif seq.started:  # else it is a word from before a rank was lost, which the detokenizer believes, too
                     self.hands.move(seq.held, "decoding", now_ns, out)
             elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
-                seq.end = End("stop", length + 1) if what == "stop" else replace(seq.end, length=length + 1)
+                seq.end = End("stop", length + 1, stop) if what == "stop" else replace(seq.end, length=length + 1)
 
     def _step_span(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
         links = [seq.held.trace for seq, _ in flight.rows if seq.held.trace[24] & 1]

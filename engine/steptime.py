@@ -53,9 +53,9 @@ class StepTime:
         """A step of ``tokens`` tokens attending to ``context`` positions took ``seconds`` (> 0, else it is no time)."""
         if not seconds > _SECONDS_MIN or seconds == float("inf"):
             return
-        raw = (1.0, float(tokens), float(context))
-        x = [value * scale / seconds for value, scale in zip(raw, self._scale, strict=True)]
-        error = 1.0 - sum(one * by for one, by in zip(self._theta, x, strict=True))
+        scale, theta = self._scale, self._theta
+        x = [scale[0] / seconds, tokens * scale[1] / seconds, context * scale[2] / seconds]
+        error = 1.0 - (theta[0] * x[0] + theta[1] * x[1] + theta[2] * x[2])
         self._strikes = self._strikes + 1 if abs(error) > _OUTLIER * self._usual_error else 0
         if self._strikes > _TRUSTED_AFTER:
             self._forget_all()
@@ -87,16 +87,18 @@ class StepTime:
 
     def _update(self, x: Vector, error: float) -> None:
         """One step of recursive least squares; directions that the data do not excite keep a bounded variance."""
-        p = self._cov
-        px = [sum(one * by for one, by in zip(row, x, strict=True)) for row in p]
-        gain = _FORGETTING + sum(one * by for one, by in zip(x, px, strict=True))
-        for i in range(3):
-            self._theta[i] += px[i] / gain * error
-        for i in range(3):
+        p, (x0, x1, x2) = self._cov, x
+        px = [row[0] * x0 + row[1] * x1 + row[2] * x2 for row in p]
+        gain = _FORGETTING + px[0] * x0 + px[1] * x1 + px[2] * x2
+        for i, row in enumerate(p):
+            step = px[i] / gain
+            self._theta[i] += step * error
             for j in range(i, 3):
-                p[i][j] = p[j][i] = (p[i][j] - px[i] * px[j] / gain) / _FORGETTING
-        largest = max(p[i][i] for i in range(3))
-        if largest > _PRIOR_VARIANCE:  # forgetting without news would let it grow for ever (wind-up)
+                p[j][i] = row[j] = (row[j] - step * px[j]) / _FORGETTING
+        largest = max(p[0][0], p[1][1], p[2][2])
+        if not min(p[0][0], p[1][1], p[2][2]) > 0.0:  # rounding has eaten a variance: it is not known any more
+            self._forget_all()
+        elif largest > _PRIOR_VARIANCE:  # forgetting without news would let it grow for ever (wind-up)
             shrink = _PRIOR_VARIANCE / largest
             for row in p:
                 row[:] = [one * shrink for one in row]
@@ -104,16 +106,16 @@ class StepTime:
     def _mark(self) -> None:
         """What ``predict`` uses. A negative coefficient is nothing physical: the best fit with it at 0 is taken."""
         theta, p = self._theta, self._cov
-        for _ in range(3):
-            worst = min(range(3), key=theta.__getitem__)
-            if theta[worst] >= 0.0:
+        for _ in range(2):
+            if (lowest := min(theta)) >= 0.0:
                 break
-            step = theta[worst] / p[worst][worst]
+            worst = theta.index(lowest)
+            step = lowest / p[worst][worst]
             theta = [one - p[i][worst] * step for i, one in enumerate(theta)]
             theta[worst] = 0.0
-        self._theta = theta = [max(0.0, one) for one in theta]
-        a, b, c = (one * scale for one, scale in zip(theta, self._scale, strict=True))
-        self._used = (a, b, c)
+        theta = [one if one > 0.0 else 0.0 for one in theta]
+        self._theta, scale = theta, self._scale
+        self._used = (theta[0] * scale[0], theta[1] * scale[1], theta[2] * scale[2])
 
     def _forget_all(self) -> None:
         self._cov = [[_PRIOR_VARIANCE if i == j else 0.0 for j in range(3)] for i in range(3)]

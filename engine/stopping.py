@@ -6,8 +6,9 @@ disagree about which tokens exist. Stop strings are the detokenizer's alone to f
 
 from __future__ import annotations
 
-from baton.engine.batch import END_FLAG, INVALID_FLAG
+from baton.engine.batch import END_FLAG, INVALID_FLAG, NOTHING_FLAG
 from baton.engine.effects import TokenRecord
+from baton.ipc.frames import Failure, Params
 
 
 def counts(record: TokenRecord, generation: int, run: int, length: int) -> bool:
@@ -24,32 +25,59 @@ def ending(flags: int, length: int, max_tokens: int | None) -> str | None:
     return "length" if max_tokens is not None and length >= max_tokens else None
 
 
+def stop_token(token: int, params: Params, model_end_ids: tuple[int, ...]) -> int | None:
+    """The stop reason of a sequence that ended by ``token``: the id if the client named it, None for the model's own.
+
+    An end of sequence is the model's own also where the client names it, unless ``ignore_eos`` took it from the model.
+    """
+    if token not in params.stop_token_ids or (token in model_end_ids and not params.ignore_eos):
+        return None
+    return token
+
+
+def no_token(flags: int) -> Failure:
+    """Why a record with INVALID_FLAG has no token."""
+    if flags & NOTHING_FLAG:
+        message = "the request's parameters leave no token to choose from"
+        return Failure(400, "invalid_request_error", message, None, "no_token_left")
+    message = "the model produced numbers that are not finite for this request"
+    return Failure(500, "server_error", message, None, "invalid_logits")
+
+
 class StopScanner:
     """Finds the first of several stop strings in text that comes in pieces.
 
     Text is held back only while its tail is a prefix of a stop string. Invariant: what was released never contains
-    the beginning of a stop string that is found later.
+    the beginning of a stop string that is found later. With ``include`` the stop string found is released too.
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], include: bool = False) -> None:
         self.stops = stops
+        self.include = include
         self.held = ""
         self.hit: str | None = None
 
-    def feed(self, text: str) -> str:
-        """Take text, release what can no longer be part of a stop string; sets ``hit`` when one is complete."""
+    def feed(self, text: str, heed: bool = True) -> str:
+        """Take text, release what can no longer be part of a stop string; sets ``hit`` when one is complete.
+
+        A stop string that is complete with text that is not to be heeded is none; its beginning may lie there.
+        """
         if not self.stops:
             return text
         assert self.hit is None
         buffer = self.held + text
-        found = [(at, stop) for stop in self.stops if (at := buffer.find(stop)) >= 0]
+        found = [(at, stop) for stop in self.stops if heed and (at := self._find(buffer, stop)) >= 0]
         if found:
             at, self.hit = min(found, key=lambda match: match[0])
             self.held = ""
-            return buffer[:at]
+            return buffer[: at + len(self.hit)] if self.include else buffer[:at]
         keep = max((_overlap(buffer, stop) for stop in self.stops), default=0)
         self.held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]
+
+    def _find(self, buffer: str, stop: str) -> int:
+        """Where a stop string begins that ends in the new text; what ends in the held text was not to be heeded."""
+        return buffer.find(stop, max(0, len(self.held) - len(stop) + 1))
 
 
 def _overlap(text: str, stop: str) -> int:

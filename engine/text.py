@@ -10,6 +10,7 @@ import codecs
 from collections.abc import Sequence
 
 from baton.engine.stopping import StopScanner
+from baton.ipc.frames import Params
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
@@ -24,14 +25,19 @@ class TokenTable:
 
 
 class TextState:
-    """One sequence's decoding state. Invariant: the concatenated pieces, plus ``finish()``, are the whole text."""
+    """One sequence's decoding state. Invariant: the concatenated pieces, plus ``finish()``, are the whole text.
 
-    __slots__ = ("_decode", "_pieces", "_scanner")
+    The token that ended it by ``stop_token_ids`` has no text, unless the client asked for what stopped it.
+    """
 
-    def __init__(self, table: TokenTable, skip_special: bool, stops: tuple[str, ...]) -> None:
-        self._pieces = table.plain if skip_special else table.pieces
+    __slots__ = ("_deaf", "_decode", "_mute", "_pieces", "_scanner")
+
+    def __init__(self, table: TokenTable, params: Params) -> None:
+        self._pieces = table.plain if params.skip_special_tokens else table.pieces
         self._decode = _utf8("replace").decode
-        self._scanner = StopScanner(stops) if stops else None
+        self._scanner = StopScanner(params.stop, params.include_stop) if params.stop else None
+        self._deaf = params.min_tokens  # tokens still to come in which no stop string is looked for
+        self._mute = frozenset() if params.include_stop else frozenset(params.stop_token_ids)
 
     @property
     def hit(self) -> str | None:
@@ -40,9 +46,12 @@ class TextState:
 
     def push(self, token: int) -> str:
         """The text that is certain once ``token`` is known. Ids outside the table have no text."""
-        piece = self._pieces[token] if 0 <= token < len(self._pieces) else b""
+        piece = self._pieces[token] if 0 <= token < len(self._pieces) and token not in self._mute else b""
         text = self._decode(piece)
-        return text if self._scanner is None else self._scanner.feed(text)
+        if self._scanner is None:
+            return text
+        self._deaf -= 1
+        return self._scanner.feed(text, self._deaf < 0)
 
     def finish(self) -> str:
         """What was held back, at the end of the sequence; empty after a stop string."""
@@ -51,5 +60,5 @@ class TextState:
         text = self._decode(b"", True)
         if self._scanner is None:
             return text
-        released = self._scanner.feed(text) if text else ""
+        released = self._scanner.feed(text, self._deaf < 0) if text else ""
         return released if self._scanner.hit is not None else released + self._scanner.held

@@ -5,6 +5,8 @@ Rendering and encoding are the shell's (effect ``Encode``, event ``Encoded``). I
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.engine.effects import Effect, Encode, Encoded, Send
 from baton.engine.limits import Limits
 from baton.engine.ownership import Board, Held, Ownership
@@ -76,7 +78,7 @@ class TokenizerCore:
             return
         if self.hands.cancelled(held):
             self._end(held, event, "cancelled", None, now_ns, out)
-        elif event.prompt.token_ids is not None:
+        elif event.prompt.token_ids is not None and not event.params.bad_words:
             encoded = Encoded(held.slot, held.generation, event.prompt.token_ids, None)
             self._encoded(held, event, encoded, now_ns, out)
         elif (least := -(-prompt_bytes(event.prompt) // self.token_bytes_max)) >= self.context_tokens_max:
@@ -87,22 +89,22 @@ class TokenizerCore:
             self._end(held, event, "refused", failure, now_ns, out)
         else:
             self.pending[held.slot] = (held, event)
-            out.append(Encode(held.slot, held.generation, event.prompt))
+            out.append(Encode(held.slot, held.generation, event.prompt, event.params.bad_words))
 
     def _encoded(self, held: Held, submit: Submit, event: Encoded, now_ns: int, out: list[Effect]) -> None:
         if self.hands.cancelled(held):
             self._end(held, submit, "cancelled", None, now_ns, out)
             return
         tokens, asked = len(event.token_ids), submit.params.max_tokens
-        failure = event.failure or self._too_long(tokens, asked, _field(submit.prompt))
+        failure = event.failure or self._too_long(tokens, asked, _field(submit.prompt)) or self._too_bad(event.bad_ids)
         if failure is not None:
             self._end(held, submit, "refused", failure, now_ns, out)
             return
         key = self.hands.give(held, Role.SCHEDULER, 0, "queued", now_ns, out)
-        prompt_ids, delivered = event.token_ids, submit.delivered
-        handed = Handed(
-            key, submit.home, submit.trace, submit.terms, submit.params, prompt_ids, delivered, submit.credit
-        )
+        prompt_ids, delivered, params = event.token_ids, submit.delivered, submit.params
+        if event.bad_ids:
+            params = msgspec.structs.replace(params, bad_ids=event.bad_ids)
+        handed = Handed(key, submit.home, submit.trace, submit.terms, params, prompt_ids, delivered, submit.credit)
         out.append(Send(Role.SCHEDULER, 0, handed))
 
     def _too_long(self, tokens: int, asked: int | None, field: str) -> Failure | None:
@@ -119,6 +121,13 @@ class TokenizerCore:
         else:
             return None
         return Failure(400, "invalid_request_error", message, field, "context_length_exceeded")
+
+    def _too_bad(self, bad_ids: tuple[tuple[int, ...], ...]) -> Failure | None:
+        count, limit = sum(map(len, bad_ids)), self.limits.bad_words_tokens_max
+        if count <= limit:
+            return None
+        message = f"the bad_words have {count} tokens, with and without a leading space, the limit is {limit}"
+        return Failure(400, "invalid_request_error", message, "bad_words")
 
     def _end(
         self, held: Held, submit: Submit, reason: str, failure: Failure | None, now_ns: int, out: list[Effect]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.batch import INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.batch import INVALID_FLAG, History, Sampled, Sampling, StepRow
 from baton.engine.effects import Plan, StepDone, TokenRecord
 
 
@@ -27,17 +27,25 @@ class SlotState:
 class WorkerCore:
     """Invariant: after a plan, each of its rows names a slot whose table covers the row."""
 
-    def __init__(self, rank: int, incarnation: int, block_tokens: int) -> None:
+    def __init__(self, rank: int, group: tuple[int, ...], block_tokens: int) -> None:
+        """``group`` is the incarnation of every rank, this one's among them."""
         self.rank = rank
-        self.incarnation = incarnation
+        self.incarnation = group[rank]
+        self.group = group
         self.block_tokens = block_tokens
         self.slots: dict[int, SlotState] = {}
         self.scheduler = 0
         self.dropped_plans = 0
 
+    def join(self, group: tuple[int, ...]) -> None:
+        """Another rank was replaced: what was begun with the one before is over, the cache counts as empty."""
+        if group != self.group:
+            self.group = group
+            self.slots.clear()
+
     def apply(self, plan: Plan) -> list[StepRow] | None:
-        """The rows to compute, or None where the plan was made for another incarnation of this rank."""
-        if self.rank >= len(plan.incarnations) or plan.incarnations[self.rank] != self.incarnation:
+        """The rows to compute, or None where the plan was made for another group of ranks."""
+        if plan.incarnations != self.group:
             self.dropped_plans += 1
             return None
         if plan.step >> 32 != self.scheduler:  # another scheduler knows nothing of what an earlier one started
@@ -57,7 +65,9 @@ class WorkerCore:
             assert end <= len(state.tokens), f"slot {row.slot}: asked for {end} of {len(state.tokens)} tokens"
             position = len(state.tokens) - state.prompt_tokens
             tokens = state.tokens[row.start : end]
-            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling))
+            sampling = state.sampling
+            history = History(state.tokens, state.prompt_tokens) if sampling.needs_history else None
+            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, sampling, history))
         return rows
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:

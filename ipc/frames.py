@@ -2,7 +2,7 @@
 
 Frozen, tagged, array-like msgspec structs. A frame that does not decode, is too large or speaks another version of the
 protocol is the peer's fault: the link drops and counts it. Frames decide nothing; ``engine`` does. This module imports
-nothing of Baton but the addresses, which it passes on, so that every layer may import it.
+nothing of Baton but addresses and the parts of a request, which it passes on, so that every layer may import it.
 
 Terms: a *slot* is a row of the board; its *generation* tells one request in that slot from the next; the *epoch* grows
 with every hand-over; a *run* is the epoch at which the scheduler took the request.
@@ -10,7 +10,7 @@ with every hand-over; a *run* is the epoch at which the scheduler took the reque
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,10 @@ from baton.ipc.addresses import Index as Index
 from baton.ipc.addresses import Key as Key
 from baton.ipc.addresses import Role as Role
 from baton.ipc.addresses import Slot as Slot
+from baton.ipc.request import Failure as Failure
+from baton.ipc.request import Params as Params
+from baton.ipc.request import Prompt as Prompt
+from baton.ipc.request import Terms as Terms
 
 PROTOCOL_VERSION = 1
 
@@ -30,64 +34,6 @@ Trace = Annotated[bytes, Meta(min_length=25, max_length=25)]
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t", tag=True):
     """What all frames are: frozen, array-like, tagged by their class name."""
-
-
-class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the client asked for, validated at the door and fixed for the request's life."""
-
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: bool = False
-    choice: int = 0  # which of the client's n choices; it tells their random numbers apart
-
-
-class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What admission fixed for the request's life besides its parameters. An empty digest means "none in use".
-
-    ``deadline_ns`` ends the request wherever it is, ``queue_until_ns`` one that no step has begun; 0 is no bound. Of
-    two requests that wait the one with the lower ``priority`` is the more urgent.
-    """
-
-    model: str
-    tenant: str = ""
-    service_class: str = "default"
-    workflow: str = ""
-    deadline_ns: int = 0
-    weights_digest: str = ""
-    tokenizer_digest: str = ""
-    template_digest: str = ""
-    adapter_digest: str = ""
-    grammar_digest: str = ""
-    queue_until_ns: int = 0
-    priority: int = 0
-
-
-class Prompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt in one of three forms: a chat (rendered by the model's template), a text, or token ids."""
-
-    messages: list[dict[str, Any]] | None = None  # JSON objects, exactly as the client sent them
-    text: str | None = None
-    token_ids: list[int] | None = None
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Why a request was refused or failed: an HTTP status, OpenAI's error type and code, a sentence, the field.
-
-    ``retry_after_s`` is in how many seconds trying again makes sense, where the refusal knows it.
-    """
-
-    status: int
-    kind: str
-    message: str
-    param: str | None = None
-    code: str | None = None
-    retry_after_s: int | None = None
 
 
 # ---------------------------------------------------------------------------------------------- hand-overs
@@ -275,14 +221,15 @@ class KVLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(Frame, frozen=True):
-    """Worker -> scheduler: rank ``rank`` of ``ranks`` is up, with these weights and this cache.
+    """Worker -> scheduler: rank ``rank`` of ``group`` is up, idle, with these weights and an empty cache.
 
+    ``group`` is the incarnation of every rank, by the life table: only ranks that say the same work together.
     A step yields at most ``tokens_per_row_max`` tokens for each row that samples: more than one with speculation.
     """
 
     address: Address
     rank: Index
-    ranks: Size
+    group: tuple[int, ...]
     layout: KVLayout
     weights_digest: str
     vocab: int

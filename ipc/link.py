@@ -15,6 +15,7 @@ import msgspec
 from baton.engine.limits import Limits
 from baton.ipc.board import Board
 from baton.ipc.frames import (
+    PLACES_MAX,
     PROTOCOL_VERSION,
     Address,
     Admitted,
@@ -160,7 +161,7 @@ class Post:
         self._heard[sender.place] = (sender.incarnation, number)
 
     def _astray(self, frame: AnyFrame) -> bool:
-        """Whether a frame is about a row or a frontend that this server does not have."""
+        """Whether a frame is about a row, a frontend or a rank that this server cannot have."""
         rows, frontends = self._board.frontends * self._board.slots_per_frontend, self._board.frontends
         match frame:
             case Submit() | Handed() | Flush():
@@ -173,6 +174,8 @@ class Post:
                 return frame.key.slot >= rows or frame.home >= frontends
             case Cancel():
                 return frame.home >= frontends
+            case WorkerHello():
+                return not frame.rank < len(frame.group) <= PLACES_MAX
             case _:
                 return False
 

@@ -25,7 +25,8 @@ def make_card(settings: Settings) -> Card:
     return Card(
         name=settings.served_model_name or alias,
         path=str(path.resolve()),
-        vocab=config.vocab,
+        vocab=min(config.vocab, vocabulary.used),
+        vocab_padded=config.vocab,
         context_tokens_max=config.context_length,
         end_ids=config.end_ids,
         weights_digest="",

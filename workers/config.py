@@ -59,11 +59,16 @@ def size_bytes(text: str) -> int:
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """What every process must know of the model being served; made once by the supervisor, before it starts any."""
+    """What every process must know of the model being served; made once by the supervisor, before it starts any.
+
+    ``vocab`` counts the ids that stand for something: what a client may name and the model may say. The model's table
+    has ``vocab_padded`` rows; those beyond are padding.
+    """
 
     name: str
     path: str
     vocab: int
+    vocab_padded: int
     context_tokens_max: int
     end_ids: tuple[int, ...]
     weights_digest: str

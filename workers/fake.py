@@ -19,13 +19,16 @@ def follow(state: int, token: int) -> int:
     return (state * 6364136223846793005 + token + 1442695040888963407) & _MASK
 
 
-def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int) -> int:
-    """The token after a context: the first end id once in ``mean_tokens`` tokens, else any id that is no end id."""
+def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int, position: int = 1 << 30) -> int:
+    """The token after a context: the first end id once in ``mean_tokens`` tokens, else any id that is no end id.
+
+    Below output position ``sampling.min_tokens`` it is no end id.
+    """
     mixed = (state ^ (sampling.seed * 0x9E3779B97F4A7C15)) & _MASK
     mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
     mixed ^= mixed >> 31
-    if sampling.end_ids and mixed % mean_tokens == 0:
+    if sampling.end_ids and position >= sampling.min_tokens and mixed % mean_tokens == 0:
         return sampling.end_ids[0]
     token = (mixed >> 24) % vocab
     while token in sampling.end_ids:
@@ -105,6 +108,6 @@ class ScriptedRunner:
     def _sample(self, state: int, row: StepRow, position: int) -> Sampled:
         if self.faulty.get(row.sampling.seed) == position:
             return Sampled(0, 0.0, INVALID_FLAG)
-        token = choose(state, row.sampling, self.vocab, self.mean_tokens)
+        token = choose(state, row.sampling, self.vocab, self.mean_tokens, row.position)
         flags = END_FLAG if token in row.sampling.end_ids else 0
         return Sampled(token, -1.0 - (state & 0xFF) / 256, flags)

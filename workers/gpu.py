@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
@@ -38,19 +40,26 @@ class StepRunner(Protocol):
 
 
 class Greeter:
-    """The core of this process: it greets every scheduler that comes up, so that a new one knows its workers."""
+    """The core of this process: it greets every scheduler that comes up, so that a new one knows its workers.
 
-    def __init__(self, hello: WorkerHello) -> None:
+    When another rank is replaced it joins the new group and greets again: only then is it known to be idle and empty.
+    """
+
+    def __init__(self, hello: WorkerHello, core: WorkerCore, group: Callable[[], tuple[int, ...]]) -> None:
+        """``group`` reads the incarnations of all ranks from the life table."""
         self.hello = hello
+        self.core = core
+        self.group = group
 
     def start(self, now_ns: int) -> list[Effect]:
         """Greet the scheduler of the moment."""
-        return [Send(Role.SCHEDULER, 0, self.hello)]
+        self.core.join(self.group())
+        return [Send(Role.SCHEDULER, 0, msgspec.structs.replace(self.hello, group=self.core.group))]
 
     def handle(self, event: object, now_ns: int) -> list[Effect]:
-        """Greet again when another scheduler takes the place."""
+        """Greet again when another scheduler or another rank takes its place."""
         match event:
-            case Life(role=Role.SCHEDULER):
+            case Life(role=Role.SCHEDULER | Role.WORKER):
                 return self.start(now_ns)
             case Life() | Halt():
                 return []
@@ -65,11 +74,19 @@ class Greeter:
 class StepLoop:
     """Runs plans one after the other. Invariant: a step's records are committed before the next plan is looked at."""
 
-    def __init__(self, process: Process, runner: StepRunner, core: WorkerCore, step_s: float) -> None:
+    def __init__(
+        self,
+        process: Process,
+        runner: StepRunner,
+        core: WorkerCore,
+        step_s: float,
+        group: Callable[[], tuple[int, ...]],
+    ) -> None:
         self.process = process
         self.runner = runner
         self.core = core
         self.step_s = step_s
+        self.group = group
         self.plans = process.plans()
         self.write = process.step_writer() if process.me.index == 0 else None
         self.token_ns = TOKEN_NS_GUESS  # how long a token takes, on average of late: what the watch is told to expect
@@ -101,7 +118,10 @@ class StepLoop:
                 began_ns = self.process.now_ns()
                 if self.step_s:
                     await asyncio.sleep(self.step_s)
-                done = self.core.commit(plan, rows, self.runner.step(rows))
+                sampled = self.runner.step(rows)
+                if self.group() != plan.incarnations:  # a rank was replaced meanwhile: the step is rolled back
+                    continue
+                done = self.core.commit(plan, rows, sampled)
                 self.token_ns += (((self.process.now_ns() - began_ns) / tokens) - self.token_ns) / 8
                 await self._commit(done)
                 self.process.board.beat(*self.process.me.place)
@@ -147,6 +167,7 @@ def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, s
             kv_bytes=kv_bytes,
             threads=settings.threads,
             device=settings.device,
+            vocab=card.vocab,
         )
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
@@ -163,16 +184,20 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     settings, card, me = process.settings, process.card, process.me
     process.phase("loading")
     runner, layout, digest = make(settings, card)
-    ranks = 1
-    of_a_row = runner.tokens_per_row_max
+    ranks, of_a_row = process.plan_readers(), runner.tokens_per_row_max
     if not ring_holds(process.limits.token_ring_bytes, process.limits.running_requests_max * of_a_row):
         rows = process.limits.running_requests_max
         raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
-    hello = WorkerHello(me, me.index, ranks, layout, digest, card.vocab, card.context_tokens_max, of_a_row)
-    core = WorkerCore(me.index, me.incarnation, layout.block_tokens)
-    loop = StepLoop(process, runner, core, settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0)
+
+    def group() -> tuple[int, ...]:
+        return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))
+
+    hello = WorkerHello(me, me.index, group(), layout, digest, card.vocab, card.context_tokens_max, of_a_row)
+    core = WorkerCore(me.index, hello.group, layout.block_tokens)
+    step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0
+    loop = StepLoop(process, runner, core, step_s, group)
     process.hear("plans", loop.plans_came)
-    process.run_core(Greeter(hello), {})
+    process.run_core(Greeter(hello, core, group), {})
     process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
     await process.halted.wait()
     await loop.stop()

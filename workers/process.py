@@ -122,6 +122,13 @@ class Process:
         ring = RingReader(self.surroundings.ring("plans"), self.me.index)
         return PlanReader(ring, lambda error: self._damaged(Role.SCHEDULER, error))
 
+    def plan_readers(self) -> int:
+        """How many ranks read the plan ring: as many as there are."""
+        ring = self.surroundings.ring("plans")
+        readers = ring.readers
+        ring.close()
+        return readers
+
     def step_writer(self) -> Callable[[StepDone], bool]:
         """The writing end of the token ring: commits a step, or says that there is no room."""
         return StepWriter(RingWriter(self.surroundings.ring("tokens"))).write

@@ -41,12 +41,13 @@ class Runner:
         kv_bytes: int | None = None,
         threads: int | None = None,
         device: str = "cpu",
+        vocab: int | None = None,
     ) -> None:
         """Load the model and set up a pool of ``blocks``, or as many as ``kv_bytes`` hold (by default 1 GiB).
 
         ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or
-        ``float32``); ``threads`` are torch's, by default one a core this process may use. Raises
-        ``ModelFileError`` and ``MemoryBudgetError``.
+        ``float32``); ids from ``vocab`` on are padding and never sampled; ``threads`` are torch's, by default
+        one a core this process may use. Raises ``ModelFileError`` and ``MemoryBudgetError``.
         """
         assert blocks is None or kv_bytes is None, "blocks and kv_bytes say the same thing twice"
         _keep_freed_memory()
@@ -56,6 +57,7 @@ class Runner:
         self._model = load_model(model_path, DTYPES[dtype], DTYPES[weights], self._device)
         self.config = self._model.config
         self.weights_digest = self._model.weights.digest
+        self._vocab = self.config.vocab if vocab is None else vocab
         if blocks is None:
             blocks = blocks_for_bytes(self.config, DTYPES[dtype], KV_BYTES_DEFAULT if kv_bytes is None else kv_bytes)
         self._pool = KvPool(self.config, DTYPES[dtype], blocks, self._device)
@@ -88,7 +90,12 @@ class Runner:
             )
             if not sampled:
                 return []
-            return sample(logits, [row.sampling for row in sampled], [row.position for row in sampled])
+            return sample(
+                logits[:, : self._vocab],
+                [row.sampling for row in sampled],
+                [row.position for row in sampled],
+                [row.history for row in sampled],
+            )
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step through block 0, so that no request pays for first calls."""

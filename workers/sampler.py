@@ -1,8 +1,13 @@
 """Choosing tokens from logits, all rows of a step at once and each as if it were alone.
 
-A row's choice is a function of its logits, its ``Sampling`` and its output position: sums run along a row in
-one order, cuts are by value and so do not depend on how ties are sorted, and the random number is counted,
-not drawn.
+A row's choice is a function of its logits, its ``Sampling``, its output position and its history: sums run
+along a row in one order, cuts are by value and so do not depend on how ties are sorted, and the random number
+is counted, not drawn.
+
+The order is that of vLLM's V1 sampler (``vllm/v1/sample/sampler.py``): the log-probability is of the raw
+logits; then logit bias, the repetition penalty (Keskar et al., CTRL, 2019, section 4.1, over prompt and
+output), the frequency and the presence penalty (over the output), and what is forbidden, whose place does not
+matter; then the temperature, min-p, top-k, and top-p of what these left.
 """
 
 from __future__ import annotations
@@ -14,36 +19,126 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling
+from baton.engine.batch import END_FLAG, INVALID_FLAG, NOTHING_FLAG, History, Sampled, Sampling
 
 GREEDY_BELOW = 1e-5
 CANDIDATES = 256  # sorted first when looking for the nucleus; rows whose nucleus is larger cause a full sort
 
 
-def sample(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Sampled]:
+def sample(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History | None] | None = None,
+) -> list[Sampled]:
     """Choose one token for each row of float32 ``[rows, vocab]``; ``positions`` are the rows' output
-    positions.
+    positions, ``histories`` what came before where a row's sampling needs it.
 
-    The log-probability is that of the chosen token under the raw logits. A row with non-finite logits answers
-    token 0, log-probability 0 and INVALID_FLAG, and does not touch the others.
+    The log-probability is that of the chosen token under the raw logits, which are left as they are. A row
+    with non-finite logits answers token 0, log-probability 0 and INVALID_FLAG, and does not touch the others;
+    so does one whose every token is forbidden, with NOTHING_FLAG beside it.
     """
+    adjusted = [i for i, sampling in enumerate(samplings) if sampling.adjusts(positions[i])]
+    raw = logits
+    if adjusted:
+        logits = _adjust(logits.clone(), adjusted, samplings, positions, histories or [None] * len(samplings))
     peaks, tokens = logits.max(-1)
     # A row's sum is finite exactly when all of it is, short of logits near the end of float32's range.
-    normalisers = logits.logsumexp(-1)
-    finite = torch.isfinite(normalisers) & torch.isfinite(logits.sum(-1))
-    drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature >= GREEDY_BELOW and finite[i]]
+    normalisers = raw.logsumexp(-1)
+    finite = torch.isfinite(normalisers) & torch.isfinite(raw.sum(-1))
+    sound = finite & torch.isfinite(peaks) if adjusted else finite
+    drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature >= GREEDY_BELOW and sound[i]]
     if drawn:
         tokens[drawn] = _draw(logits[drawn], peaks[drawn], [samplings[i] for i in drawn], [positions[i] for i in drawn])
-    logprobs = logits.gather(1, tokens[:, None])[:, 0] - normalisers
+    logprobs = raw.gather(1, tokens[:, None])[:, 0] - normalisers
     out = []
-    for token, logprob, valid, sampling in zip(
-        tokens.tolist(), logprobs.tolist(), finite.tolist(), samplings, strict=True
+    for token, logprob, valid, some, sampling in zip(
+        tokens.tolist(), logprobs.tolist(), finite.tolist(), sound.tolist(), samplings, strict=True
     ):
-        if valid:
+        if some:
             out.append(Sampled(token, logprob, END_FLAG if token in sampling.end_ids else 0))
         else:
-            out.append(Sampled(0, 0.0, INVALID_FLAG))
+            out.append(Sampled(0, 0.0, INVALID_FLAG | NOTHING_FLAG if valid else INVALID_FLAG))
     return out
+
+
+def _adjust(
+    logits: Tensor,
+    rows: Sequence[int],
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History | None],
+) -> Tensor:
+    """Change the ``rows`` of the logits, in place, as their requests ask; the others are not touched."""
+    _add_biases(logits, [(i, samplings[i].logit_bias) for i in rows if samplings[i].logit_bias])
+    _penalise(logits, [(i, samplings[i], positions[i], histories[i]) for i in rows if samplings[i].penalised])
+    forbidden = [(i, _forbidden(samplings[i], positions[i], histories[i])) for i in rows]
+    pairs = [(i, token) for i, tokens in forbidden for token in tokens if 0 <= token < logits.shape[1]]
+    if pairs:
+        at = torch.tensor(pairs, device=logits.device).T
+        logits[at[0], at[1]] = -math.inf
+    limited = [i for i in rows if samplings[i].allowed_ids]
+    if limited:
+        bits = [np.frombuffer(samplings[i].allowed_ids, np.uint8) for i in limited]
+        masks = [np.unpackbits(b, count=logits.shape[1], bitorder="little") for b in bits]
+        allowed = torch.from_numpy(np.stack(masks)).to(logits.device).bool()
+        logits[limited] = logits[limited].masked_fill_(~allowed, -math.inf)
+    return logits
+
+
+def _add_biases(logits: Tensor, biases: Sequence[tuple[int, Sequence[tuple[int, float]]]]) -> None:
+    entries = [(i, token, bias) for i, row in biases for token, bias in row if 0 <= token < logits.shape[1]]
+    if entries:
+        rows, tokens, values = zip(*entries, strict=True)
+        at = torch.tensor((rows, tokens), device=logits.device)
+        logits.index_put_((at[0], at[1]), torch.tensor(values, device=logits.device), accumulate=True)
+
+
+def _penalise(logits: Tensor, rows: Sequence[tuple[int, Sampling, int, History | None]]) -> None:
+    """Only the tokens that were there before are looked at, each once a row."""
+    ids, counts, sizes = [], [], []
+    for _, _, position, history in rows:
+        assert history is not None, "a row with penalties came without its history"
+        before = np.array(history.tokens[: history.prompt_tokens + position], np.int64)
+        assert len(before) == history.prompt_tokens + position, "a row's history ends before its position"
+        unique, where = np.unique(before, return_inverse=True)
+        ids.append(unique)
+        counts.append(np.bincount(where[history.prompt_tokens :], minlength=len(unique)))
+        sizes.append(len(unique))
+    if not ids:
+        return
+    device = logits.device
+    tokens, count = torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(counts)).float()
+    known = tokens < logits.shape[1]
+    each = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(sizes))[known]
+    tokens, count = tokens[known].to(device), count[known].to(device)
+    repeated, frequent, present = (
+        torch.tensor(values)[each].to(device)
+        for values in zip(
+            *((s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _, _ in rows), strict=True
+        )
+    )
+    at = torch.tensor([i for i, *_ in rows])[each].to(device), tokens
+    values = logits[at]
+    values = torch.where(values > 0, values / repeated, values * repeated)
+    values -= frequent * count
+    values -= present * (count > 0)
+    logits[at] = values
+
+
+def _forbidden(sampling: Sampling, position: int, history: History | None) -> list[int]:
+    """The ids a row may not choose now: ends that come too early, and what would complete a bad word."""
+    tokens = list(sampling.end_ids) if position < sampling.min_tokens else []
+    for ids in sampling.bad_ids:
+        before = len(ids) - 1
+        if before == 0:
+            tokens.append(ids[0])
+        elif before <= position:
+            assert history is not None, "a row with bad words came without its history"
+            now = history.prompt_tokens + position
+            if tuple(history.tokens[now - before : now]) == ids[:-1]:
+                tokens.append(ids[-1])
+    return tokens
 
 
 def _draw(logits: Tensor, peaks: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
@@ -51,19 +146,24 @@ def _draw(logits: Tensor, peaks: Tensor, samplings: Sequence[Sampling], position
     temperatures = torch.tensor([s.temperature for s in samplings], device=logits.device)
     scaled = (logits - peaks[:, None]).div_(temperatures[:, None])
     weights = scaled.exp()
+    least = torch.tensor([math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings], device=logits.device)
+    if any(s.min_p > 0 for s in samplings):
+        weights.masked_fill_(scaled < least[:, None], 0.0)
     cut = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < logits.shape[1]]
     if cut:
         floors = torch.full_like(peaks, -math.inf)
-        floors[cut] = _floors(scaled[cut], weights[cut], [samplings[i] for i in cut])
+        floors[cut] = _floors(scaled[cut], weights[cut], least[cut], [samplings[i] for i in cut])
         weights.masked_fill_(scaled < floors[:, None], 0.0)
     mass = weights.cumsum(-1, dtype=torch.float64)
-    numbers = uniforms([s.seed for s in samplings], positions)
+    numbers = uniforms([s.seed for s in samplings], positions, [s.choice for s in samplings])
     targets = torch.from_numpy(numbers).to(logits.device)[:, None] * mass[:, -1:]
     return torch.searchsorted(mass, targets, right=True)[:, 0]
 
 
-def _floors(scaled: Tensor, weights: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The least scaled logit each row keeps: of its best top-k those that make up top-p of their mass."""
+def _floors(scaled: Tensor, weights: Tensor, least: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """The least scaled logit each row keeps: of its best top-k, above ``least``, those that make up top-p of
+    their mass.
+    """
     vocab, device = scaled.shape[1], scaled.device
     counts = torch.tensor([s.top_k if 0 < s.top_k < vocab else vocab for s in samplings], device=device)
     shares = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
@@ -75,7 +175,7 @@ def _floors(scaled: Tensor, weights: Tensor, samplings: Sequence[Sampling]) -> T
     while True:
         top = scaled.topk(width).values
         within = torch.arange(width, device=device) < counts[:, None]
-        kept = torch.where(within, top.exp(), 0.0).double()
+        kept = torch.where(within & (top >= least[:, None]), top.exp(), 0.0).double()
         through = kept.cumsum(-1)
         total = torch.where(endless, whole, through[:, -1])
         nucleus = within & (through - kept < (shares * total)[:, None])
@@ -106,14 +206,15 @@ def philox4x32(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return np.stack((x0, x1, x2, x3), 1)
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """One number strictly between 0 and 1 for each (seed, output position), float64 of 32 random bits.
+def uniforms(seeds: Sequence[int], positions: Sequence[int], choices: Sequence[int] | None = None) -> np.ndarray:
+    """One number strictly between 0 and 1 for each (seed, output position, choice), float64 of 32 random bits.
 
-    The seed, modulo 2**64, is Philox's key and the position its counter.
+    The seed, modulo 2**64, is Philox's key; the position and the choice (0 where none are given) its counter.
     """
     seed = np.array([s & 0xFFFFFFFFFFFFFFFF for s in seeds], np.uint64)
     position = np.array(positions, np.uint64)
     nothing = np.zeros_like(position)
-    counters = np.stack((position & _LOW, position >> _SHIFT, nothing, nothing), 1)
+    choice = nothing if choices is None else np.array(choices, np.uint64)
+    counters = np.stack((position & _LOW, position >> _SHIFT, choice, nothing), 1)
     words = philox4x32(counters, np.stack((seed & _LOW, seed >> _SHIFT), 1))
     return (words[:, 0].astype(np.float64) + 0.5) / 4294967296.0

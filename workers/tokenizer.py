@@ -16,6 +16,10 @@ from baton.workers.process import Process, StartError
 INLINE_BYTES = 16 << 10
 
 
+class BadWordError(Exception):
+    """A bad word of which the vocabulary has no token; one line for the client."""
+
+
 class PromptEncoder:
     """From a prompt to token ids, by the model's own template and vocabulary."""
 
@@ -31,7 +35,9 @@ class PromptEncoder:
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The ids of a prompt; ``ChatTemplateError`` if its messages cannot be rendered."""
+        """The ids of a prompt, its own if it has them; ``ChatTemplateError`` if its messages cannot be rendered."""
+        if prompt.token_ids is not None:
+            return prompt.token_ids
         if prompt.messages is not None:
             if self._template is None:
                 raise ChatTemplateError("this model has no chat template; use /v1/completions")
@@ -40,6 +46,20 @@ class PromptEncoder:
         text_ids: list[int] = self._encoder.encode(prompt.text or "", add_special_tokens=False).ids
         bos = self.vocabulary.bos_id
         return [bos, *text_ids] if self.vocabulary.add_bos and bos is not None else text_ids
+
+    def bad_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The sequences of ids that write the words, each as it stands and after a space; none twice.
+
+        ``BadWordError`` for a word of which the vocabulary has no token.
+        """
+        found = dict[tuple[int, ...], None]()
+        for word in words:
+            for text in (word,) if word.startswith(" ") else (word, f" {word}"):
+                ids = tuple(self._encoder.encode(text, add_special_tokens=False).ids)
+                if not ids:
+                    raise BadWordError(f"the vocabulary has no token for {word!r}")
+                found[ids] = None
+        return tuple(found)
 
     def _piece(self, name: str) -> str:
         token = getattr(self.vocabulary, name)
@@ -55,10 +75,13 @@ async def run(process: Process) -> None:
 
     def encoded(effect: Encode) -> Encoded:
         try:
-            return Encoded(effect.slot, effect.generation, encoder.encode(effect.prompt), None)
+            ids, bad_ids = encoder.encode(effect.prompt), encoder.bad_ids(effect.bad_words)
+            return Encoded(effect.slot, effect.generation, ids, None, bad_ids)
         except ChatTemplateError as error:
             failure = Failure(400, "invalid_request_error", str(error), "messages", "chat_template")
-            return Encoded(effect.slot, effect.generation, [], failure)
+        except BadWordError as error:
+            failure = Failure(400, "invalid_request_error", str(error), "bad_words")
+        return Encoded(effect.slot, effect.generation, [], failure)
 
     def encode(effect: Encode) -> None:
         """Small prompts at once; large ones in a thread, one by one, so that they hold up only one another."""

@@ -93,7 +93,7 @@ def run_iteration(runner: Runner, lengths: list[int], batch: int, first_ids: lis
     )
     limits = Limits(running_requests_max=batch)
     engine = Lockstep(len(lengths), layout, runner.config.vocab, runner.config.context_length, limits)
-    worker = WorkerCore(0, 1, own.block_size)
+    worker = WorkerCore(0, (1,), own.block_size)
     for slot, length in enumerate(lengths):
         engine.submit(slot, [first_ids[slot]], Params(max_tokens=length, ignore_eos=True, temperature=0.0))
     tokens, began, seconds = 0, perf_counter(), 0.0

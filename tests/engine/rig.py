@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from baton.engine.batch import Sampling
+from baton.engine.batch import sampling_of
 from baton.engine.effects import Doorbell, Effect, Plan, Send, StepDone, TokenRecord
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow
@@ -72,10 +72,9 @@ def truth(prompt: list[int], params: Params, count: int, mean_tokens: int = 1 <<
     state, ids = 0, list[int]()
     for token in prompt:
         state = follow(state, token)
-    end_ids = () if params.ignore_eos else (END,)
-    sampling = Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids)
+    sampling = sampling_of(params, (END,))
     while len(ids) < count:
-        ids.append(choose(state, sampling, VOCAB, mean_tokens))
+        ids.append(choose(state, sampling, VOCAB, mean_tokens, len(ids)))
         state = follow(state, ids[-1])
     return ids
 
@@ -113,10 +112,10 @@ class Engine:
     def start_worker(self, incarnation: int, blocks: int) -> list[Effect]:
         """Another worker fills the place, with an empty cache, and says hello."""
         self.runner = ScriptedRunner(VOCAB, blocks, self.block_tokens, 1 << 30)
-        self.worker = WorkerCore(0, incarnation, self.block_tokens)
+        self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, 1, layout, "w", VOCAB, 4096))
+        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096))
 
     def tell(self, event: object) -> list[Effect]:
         """One event for the scheduler; its plan waits for ``step``."""

@@ -19,7 +19,7 @@ class Speculating(Engine):
         """As any worker, but for what it says of itself."""
         out = super().start_worker(incarnation, blocks)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        hello = WorkerHello(address(Role.WORKER, incarnation), 0, 1, layout, "w", VOCAB, 4096, 4)
+        hello = WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096, 4)
         self.core.ranks.clear()
         return [*out, *self.tell(hello)]
 

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.text import TextState, TokenTable
+from baton.ipc.frames import Params
 
 TABLE = TokenTable([bytes([byte]) for byte in range(256)] + [b"<end>", "né".encode()], frozenset({256}))
 ids = st.lists(st.integers(0, 260), max_size=40)
 
 
 def pieces(tokens: list[int], skip_special: bool = True, stops: tuple[str, ...] = ()) -> tuple[list[str], str]:
-    state = TextState(TABLE, skip_special, stops)
+    state = TextState(TABLE, Params(skip_special_tokens=skip_special, stop=stops))
     return [state.push(token) for token in tokens], state.finish()
 
 
@@ -39,7 +40,7 @@ def test_bytes_of_an_unfinished_character_wait_and_end_as_a_replacement() -> Non
 @given(ids, st.lists(st.text(st.sampled_from("ab\xe9"), min_size=1, max_size=3), max_size=2).map(tuple))
 def test_the_same_ids_give_the_same_pieces_again(tokens: list[int], stops: tuple[str, ...]) -> None:
     """A request that is submitted again is decoded again from its first token: nothing may come out otherwise."""
-    first, again = TextState(TABLE, True, stops), TextState(TABLE, True, stops)
+    first, again = TextState(TABLE, Params(stop=stops)), TextState(TABLE, Params(stop=stops))
     for token in tokens:
         if first.hit is not None:
             break
@@ -52,7 +53,7 @@ def test_what_may_begin_a_stop_string_comes_out_at_the_end() -> None:
 
 
 def test_nothing_comes_out_after_a_stop_string() -> None:
-    state = TextState(TABLE, True, ("st",))
+    state = TextState(TABLE, Params(stop=("st",)))
     assert [state.push(token) for token in b"ast"] == ["a", "", ""]
     assert (state.hit, state.finish()) == ("st", "")
 

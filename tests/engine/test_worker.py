@@ -20,7 +20,7 @@ def plan(*rows: Row, starts: tuple[Start, ...] = (), ends: tuple[int, ...] = (),
 
 
 def test_a_sequence_is_computed_in_chunks_and_then_token_by_token() -> None:
-    core = WorkerCore(0, 1, 4)
+    core = WorkerCore(0, (1,), 4)
     (row,) = core.apply(plan(Row(2, 0, 3, [7, 8], False), starts=(start(),))) or []
     assert (row.tokens, row.start, row.blocks, row.sample) == ([10, 11, 12], 0, [7, 8], False)
     second = plan(Row(2, 3, 2, [], True), step=2)
@@ -35,28 +35,28 @@ def test_a_sequence_is_computed_in_chunks_and_then_token_by_token() -> None:
 
 
 def test_plans_for_another_incarnation_or_rank_are_dropped() -> None:
-    core = WorkerCore(0, 2, 4)
+    core = WorkerCore(0, (2,), 4)
     assert core.apply(plan(starts=(start(),))) is None
-    assert WorkerCore(1, 1, 4).apply(plan(starts=(start(),))) is None
+    assert WorkerCore(1, (1, 1), 4).apply(plan(starts=(start(),))) is None
     assert (core.slots, core.dropped_plans) == ({}, 1)
 
 
 def test_a_new_scheduler_finds_an_empty_worker() -> None:
-    core = WorkerCore(0, 1, 4)
+    core = WorkerCore(0, (1,), 4)
     core.apply(plan(starts=(start(2), start(3))))
     core.apply(plan(starts=(start(5),), step=1 << 32))
     assert list(core.slots) == [5]
 
 
 def test_slots_are_forgotten_before_they_are_filled_again() -> None:
-    core = WorkerCore(0, 1, 4)
+    core = WorkerCore(0, (1,), 4)
     core.apply(plan(starts=(start(2, 5),)))
     core.apply(plan(starts=(start(2, 3),), ends=(2,), step=2))
     assert core.slots[2].tokens == [10, 11, 12]
 
 
 def test_a_token_that_is_none_is_reported_and_not_kept() -> None:
-    core, step = WorkerCore(0, 1, 4), plan(Row(2, 0, 5, [0, 1], True), starts=(start(),))
+    core, step = WorkerCore(0, (1,), 4), plan(Row(2, 0, 5, [0, 1], True), starts=(start(),))
     rows = core.apply(step) or []
     assert core.commit(step, rows, [Sampled(0, 0.0, INVALID_FLAG)]).records[0].flags == INVALID_FLAG
     assert len(core.slots[2].tokens) == 5
@@ -64,6 +64,6 @@ def test_a_token_that_is_none_is_reported_and_not_kept() -> None:
 
 def test_a_row_beyond_its_blocks_or_its_tokens_is_a_defect() -> None:
     with pytest.raises(AssertionError, match="table too short"):
-        WorkerCore(0, 1, 4).apply(plan(Row(2, 0, 5, [7], True), starts=(start(),)))
+        WorkerCore(0, (1,), 4).apply(plan(Row(2, 0, 5, [7], True), starts=(start(),)))
     with pytest.raises(AssertionError, match="asked for 6 of 5"):
-        WorkerCore(0, 1, 4).apply(plan(Row(2, 0, 6, [7, 8], True), starts=(start(),)))
+        WorkerCore(0, (1,), 4).apply(plan(Row(2, 0, 6, [7, 8], True), starts=(start(),)))

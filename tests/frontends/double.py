@@ -34,6 +34,7 @@ CARD = Card(
     name="model-1",
     path="",
     vocab=1000,
+    vocab_padded=1024,
     context_tokens_max=4096,
     end_ids=(2,),
     weights_digest="w",

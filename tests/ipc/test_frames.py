@@ -46,6 +46,8 @@ def strategy(kind: msgspec.inspect.Type) -> st.SearchStrategy[typing.Any]:
             return st.lists(strategy(kind.item_type), min_size=kind.min_length or 0, max_size=3)
         case inspect.VarTupleType():
             return st.lists(strategy(kind.item_type), max_size=3).map(tuple)
+        case inspect.TupleType():
+            return st.tuples(*map(strategy, kind.item_types))
         case inspect.DictType():
             return st.dictionaries(strategy(kind.key_type), strategy(kind.value_type), max_size=2)
         case inspect.UnionType():

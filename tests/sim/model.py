@@ -55,6 +55,7 @@ def card(context_tokens: int) -> Card:
         name="m",
         path=str(model_file()),
         vocab=len(PIECES),
+        vocab_padded=len(PIECES),
         context_tokens_max=context_tokens,
         end_ids=(END,),
         weights_digest="",

@@ -142,9 +142,14 @@ def plans_for_any_worker(patch: Patch) -> None:
     apply = WorkerCore.apply
 
     def gullible(self: Any, plan: Any) -> Any:
-        return apply(self, msgspec.structs.replace(plan, incarnations=(self.incarnation,)))
+        return apply(self, msgspec.structs.replace(plan, incarnations=self.group))
 
     patch.setattr(WorkerCore, "apply", gullible)
+
+
+def a_rank_stays_in_its_old_group(patch: Patch) -> None:
+    """A rank that lives does not notice that another was replaced."""
+    patch.setattr(WorkerCore, "join", lambda self, group: None)
 
 
 def preempted_blocks_are_kept(patch: Patch) -> None:
@@ -296,6 +301,7 @@ MUTANTS: list[Callable[[Patch], None]] = [
     no_recall,
     cancel_word_unread_when_taking,
     old_text_is_delivered,
+    a_rank_stays_in_its_old_group,
     plans_for_any_worker,
     preempted_blocks_are_kept,
     who_comes_back_begins_anew,

@@ -49,6 +49,7 @@ class Shape:
     faulty: dict[int, int]
     poison: bool  # the worker dies of requests with seed POISON, at their second token
     tokens_per_row_max: int  # so many tokens a step may yield for one request
+    ranks: int = 1
 
     @property
     def capacity(self) -> int:
@@ -87,7 +88,7 @@ class Truth:
     """The true end of a request that nobody disturbs."""
 
     reason: str
-    stop_reason: str | None = None
+    stop_reason: str | int | None = None
     ids: list[int] = field(default_factory=list)
     text: str = ""
 
@@ -127,23 +128,32 @@ def reference(wish: Wish, shape: Shape) -> Truth:
         poisoned = shape.poison and params.seed == POISON and len(ids) == 1
         if poisoned or shape.faulty.get(params.seed) == len(ids):
             return Truth("error", None, ids, whole(ids, params.skip_special_tokens))
-        token = choose(state, sampling, VOCAB, shape.mean_tokens)
+        token = choose(state, sampling, VOCAB, shape.mean_tokens, len(ids))
         ids.append(token)
         state = follow(state, token)
-        text = certain(ids, params.skip_special_tokens) if params.stop else ""
-        found = [(at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+        shown = ids[:-1] if token in params.stop_token_ids and not params.include_stop else ids
+        found = _stops_with_the_last(shown, params) if shown is ids and len(ids) > params.min_tokens else []
         if found:
             at, stop = min(found, key=lambda match: match[0])
-            return Truth("stop", stop, ids, text[:at])
+            text = certain(ids, params.skip_special_tokens)
+            return Truth("stop", stop, ids, text[: at + len(stop)] if params.include_stop else text[:at])
         if token in sampling.end_ids or len(ids) == limit:
             reason = "stop" if token in sampling.end_ids else "length"
-            return Truth(reason, None, ids, whole(ids, params.skip_special_tokens))
+            named = token in params.stop_token_ids and (token != END or params.ignore_eos)
+            return Truth(reason, token if named else None, ids, whole(shown, params.skip_special_tokens))
+
+
+def _stops_with_the_last(ids: list[int], params: Params) -> list[tuple[int, str]]:
+    """The stop strings that are complete with the last token, and where they begin."""
+    text, before = (certain(known, params.skip_special_tokens) for known in (ids, ids[:-1]))
+    starts = ((text.find(stop, max(0, len(before) - len(stop) + 1)), stop) for stop in params.stop)
+    return [(at, stop) for at, stop in starts if at >= 0]
 
 
 def sampling_of(params: Params) -> Sampling:
     """How the script samples for these parameters."""
-    end_ids = () if params.ignore_eos else (END,)
-    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids)
+    end_ids = params.stop_token_ids if params.ignore_eos else (END, *params.stop_token_ids)
+    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids, params.min_tokens)
 
 
 def make_shape(rng: random.Random) -> Shape:

@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -91,7 +91,7 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        self.shape = make_shape(self.rng)
+        self.shape = replace(make_shape(self.rng), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
@@ -105,7 +105,7 @@ class World:
         slots = limits.requests_per_frontend_max
         self.board = Board.format(bytearray(Board.size(frontends, slots)), frontends, slots)
         self.tokens = Ring.format(bytearray(HEADER_BYTES + self.shape.token_ring_bytes), 2)
-        self.plans = Ring.format(bytearray(HEADER_BYTES + self.shape.plan_ring_bytes), 1)
+        self.plans = Ring.format(bytearray(HEADER_BYTES + self.shape.plan_ring_bytes), self.shape.ranks)
         self.live: dict[Place, Process | Worker] = {}
         self.links: dict[tuple[Place, int, Place], Link] = {}
         self.deaths = 0
@@ -115,7 +115,8 @@ class World:
         self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
-        self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.WORKER, Role.DETOKENIZER)]
+        self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.DETOKENIZER)]
+        self.places += [(Role.WORKER, rank) for rank in range(self.shape.ranks)]
         restless = msgspec.structs.replace(limits, restarts_max=1000, restart_backoff_s=1e-9, watch_interval_s=1.0)
         supervisor = Address(Role.SUPERVISOR, "m", 0, 0, 1)
         self.health = HealthCore(supervisor, self.board, self.places, lambda: [], restless)
@@ -174,7 +175,7 @@ class World:
         me = Address(role, "m", 0, index, incarnation)
         limits = self.shape.limits
         if role == Role.WORKER:
-            worker = Worker(self, me, PlanReader(RingReader(self.plans, 0)), StepWriter(RingWriter(self.tokens)))
+            worker = Worker(self, me, PlanReader(RingReader(self.plans, index)), StepWriter(RingWriter(self.tokens)))
             self.live[place] = worker
             worker.hello()
             self._arrived(place)
@@ -250,7 +251,8 @@ class World:
                 case Plan():
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
                         raise Broken("the plan ring is full with one step in flight")
-                    self.ring_bell((Role.WORKER, 0))
+                    for rank in range(self.shape.ranks):
+                        self.ring_bell((Role.WORKER, rank))
                 case Named() | Begin() | Deliver() | Finish():
                     self.clients[effect.door % DOORS].hear(process, effect)
                 case _:

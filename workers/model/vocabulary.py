@@ -47,6 +47,7 @@ class Vocabulary:
     eos_id: int | None
     add_bos: bool  # whether plain prompts begin with bos_id
     chat_template: str | None
+    used: int  # ids from here on are there to fill up a table
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that ``token`` adds to the text."""
@@ -77,6 +78,7 @@ def read_vocabulary(header: Header) -> Vocabulary:
         eos_id=_special_id(header, "eos", len(tokens)),
         add_bos=header.flag("tokenizer.ggml.add_bos_token", _pre_tokenizer(header) == "llama3"),
         chat_template=header.text(template) if template in header.values else None,
+        used=max((i + 1 for i, kind in enumerate(types) if kind != _UNUSED), default=0),
     )
 
 
