@@ -14,6 +14,7 @@ from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_s
 from baton.engine.states import STATE_NAMES
 from baton.engine.stream import Stream, accounts, out_of_time
 from baton.ipc.frames import (
+    PLACES_MAX,
     Address,
     Admitted,
     Cancel,
@@ -137,7 +138,8 @@ class FrontendCore:
     def _submit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         opened = stream.opened
         assert opened is not None
-        key = self.hands.give(held, Role.TOKENIZER, 0, "tokenizing", now_ns, out)
+        index = self._tokenizer(stream)
+        key = self.hands.give(held, Role.TOKENIZER, index, "tokenizing", now_ns, out)
         stream.held, stream.submitted = None, key.epoch
         stream.granted = stream.taken + self.limits.mailbox_tokens_max
         prompt = opened.prompt
@@ -146,7 +148,14 @@ class FrontendCore:
         stream.early.clear()
         delivered = list(stream.delivered)
         submit = Submit(key, self.me, stream.trace, opened.terms, opened.params, prompt, delivered, stream.granted)
-        out.append(Send(Role.TOKENIZER, 0, submit))
+        out.append(Send(Role.TOKENIZER, index, submit))
+
+    def _tokenizer(self, stream: Stream) -> int:
+        """Which of the tokenizers: rows are spread over them, and each further life of a request tries the next."""
+        tokenizers = 1
+        while tokenizers < PLACES_MAX and self.board.live(Role.TOKENIZER, tokenizers):
+            tokenizers += 1
+        return (stream.slot + stream.lives - 1) % tokenizers
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         """Start the request's next life from the delivered ids, unless it was cancelled or has died too often."""

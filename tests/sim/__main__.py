@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from tests.sim.figures import figures_of, write
+from tests.sim.figures import figures_of, save
 from tests.sim.host import Host
 from tests.sim.oracles import Broken
 from tests.sim.world import World
@@ -89,7 +89,7 @@ def main(seeds: int, first: int, levels: tuple[int, ...], lines: int, report: Pa
             click.echo(f"level {level}: {seeds} seeds in {wall_s:.1f} s, {total['failed']} failed")
             figures[level] = total
     if report is not None:
-        write(report, figures, walls)
+        save(report, figures, walls)
     sys.exit(1 if any(total["failed"] for total in figures.values()) else 0)
 
 

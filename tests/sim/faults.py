@@ -70,7 +70,8 @@ def _fault(rng: random.Random, at_ns: int, place: Place) -> Fault:
 
 def places_of(shape: Shape) -> list[Place]:
     """Every place of a world, in the order in which they are started."""
-    first = [(Role.WORKER, 0), (Role.TOKENIZER, 0), (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
+    tokenizers = [(Role.TOKENIZER, index) for index in range(shape.tokenizers)]
+    first = [(Role.WORKER, 0), *tokenizers, (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
     return [*first, *((Role.FRONTEND, index) for index in range(shape.frontends))]
 
 

@@ -40,7 +40,7 @@ def as_text(levels: dict[int, Counter[str]], wall_s: dict[int, float], form: str
     return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def write(path: Path, levels: dict[int, Counter[str]], wall_s: dict[int, float]) -> None:
+def save(path: Path, levels: dict[int, Counter[str]], wall_s: dict[int, float]) -> None:
     """Into a file, in the form that its name ends in: ``.json``, or Markdown."""
     path.write_text(as_text(levels, wall_s, "json" if path.suffix == ".json" else "md"))
 

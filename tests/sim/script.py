@@ -38,6 +38,7 @@ class Shape:
 
     limits: Limits
     frontends: int
+    tokenizers: int
     blocks: int
     block_tokens: int
     context_tokens: int
@@ -179,6 +180,7 @@ def make_shape(rng: random.Random) -> Shape:
     return Shape(
         limits=limits,
         frontends=rng.choice((1, 1, 2)),
+        tokenizers=rng.choice((1, 1, 2, 3)),
         blocks=-(-capacity // block_tokens),
         block_tokens=block_tokens,
         context_tokens=rng.choice((32, 48)),

@@ -115,7 +115,8 @@ class World:
         self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
-        self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.DETOKENIZER)]
+        self.places += [(Role.TOKENIZER, index) for index in range(self.shape.tokenizers)]
+        self.places += [(Role.SCHEDULER, 0), (Role.DETOKENIZER, 0)]
         self.places += [(Role.WORKER, rank) for rank in range(self.shape.ranks)]
         restless = msgspec.structs.replace(limits, restarts_max=1000, restart_backoff_s=1e-9, watch_interval_s=1.0)
         supervisor = Address(Role.SUPERVISOR, "m", 0, 0, 1)
