@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.effects import Deliver, DoorEffect, Finish, Keep
 from baton.engine.limits import Limits
+from baton.ipc.frames import Scored
 
 #: who listens: a frontend's index and incarnation, and its number for the door
 Visitor = tuple[int, int, int]
@@ -20,6 +21,8 @@ GOOD = ("stop", "length")
 
 #: what an answer takes besides its tokens, and a token with its id, text and log-probability, about
 _ANSWER_BYTES, _TOKEN_BYTES, _ID_BYTES = 2048, 160, 36
+#: and what comes with log-probabilities: a token's bytes, and each candidate with its number and bytes
+_SCORED_BYTES, _CANDIDATE_BYTES = 160, 160
 
 
 def home_of(tenant: str, key: str, frontends: int) -> int:
@@ -59,6 +62,8 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    scores: list[Scored] = field(default_factory=list)
+    scores_bytes: int = 0
     finish: Finish | None = None
     taken: int = 0
     listeners: dict[Visitor, Listener] = field(default_factory=dict)
@@ -74,6 +79,8 @@ class Answer:
         self.token_ids += effect.token_ids
         self.texts += effect.texts
         self.logprobs += effect.logprobs
+        self.scores += effect.scores
+        self.scores_bytes += sum(_SCORED_BYTES + _CANDIDATE_BYTES * len(scored.top) for scored in effect.scores)
 
     def due(self, listener: Listener, window: int) -> list[DoorEffect]:
         """What a listener may be sent now: at most ``window`` tokens that it has not taken, and then the end."""
@@ -83,8 +90,8 @@ class Answer:
         door, sent = listener.visitor[2], listener.sent
         upto = min(len(self.token_ids), listener.taken + window)
         if upto > sent:
-            logprobs = self.logprobs[sent:upto]
-            out.append(Deliver(door, self.token_ids[sent:upto], self.texts[sent:upto], logprobs))
+            scores = (self.logprobs[sent:upto], self.scores[sent:upto])
+            out.append(Deliver(door, self.token_ids[sent:upto], self.texts[sent:upto], *scores))
             listener.sent = upto
         finish = self.finish
         if finish is not None and listener.sent == len(self.token_ids):
@@ -112,7 +119,7 @@ class Answer:
     def bytes(self) -> int:
         """What it takes in memory, about."""
         prompt = _ID_BYTES * len(self.prompt_ids or [])
-        return _ANSWER_BYTES + len(self.keep.memo) + prompt + _TOKEN_BYTES * len(self.token_ids)
+        return _ANSWER_BYTES + len(self.keep.memo) + prompt + _TOKEN_BYTES * len(self.token_ids) + self.scores_bytes
 
 
 class Answers:

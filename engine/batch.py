@@ -21,7 +21,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``temperature`` below 1e-5 is greedy; ``top_k`` 0 or -1 is off; ``end_ids`` are the ids that set the end flag
     (empty where the end of sequence is ignored) and are not chosen at output positions below ``min_tokens``.
     ``allowed_ids`` is a bit an id, the lowest of the first byte is id 0; ``bad_ids`` are sequences of ids whose last
-    one is not chosen after the others.
+    one is not chosen after the others. With each token come ``top_logprobs`` of the likeliest ones.
     """
 
     temperature: float
@@ -38,6 +38,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allowed_ids: bytes = b""
     bad_ids: tuple[tuple[int, ...], ...] = ()
     choice: int = 0
+    top_logprobs: int = 0
 
     @property
     def penalised(self) -> bool:
@@ -72,6 +73,7 @@ def sampling_of(params: Params, model_end_ids: tuple[int, ...]) -> Sampling:
         p.allowed_ids,
         p.bad_ids,
         p.choice,
+        p.top_logprobs,
     )
 
 
@@ -104,6 +106,7 @@ class Sampled(msgspec.Struct, gc=False):
     """A chosen token and its log-probability.
 
     ``flags`` is an or of END_FLAG, INVALID_FLAG (no token could be chosen: non-finite logits) and NOTHING_FLAG.
+    ``tops`` are the likeliest tokens, packed as in ``engine.scores``;
     ``more`` are the tokens after it that the same step yielded, as speculation does: every one of them but the last
     has been computed, so that the cache holds its keys and values too.
     """
@@ -111,4 +114,5 @@ class Sampled(msgspec.Struct, gc=False):
     token: int
     logprob: float
     flags: int
+    tops: bytes = b""
     more: tuple[Sampled, ...] = ()

@@ -151,7 +151,8 @@ class DeskCore:
                 elif isinstance(event, Look):
                     text = "".join(answer.texts) + (answer.finish.tail if answer.finish is not None else "")
                     began = answer.prompt_ids is not None
-                    seen = Seen(event.door, answer.request_id, answer.keep.memo, began, text, answer.finish)
+                    so_far = (began, text, answer.finish, answer.logprobs, answer.scores)
+                    seen = Seen(event.door, answer.request_id, answer.keep.memo, *so_far)
                     self._reply(visitor, seen, out)
                 else:
                     answer.lost = max(0, answer.lost - 1)
@@ -198,8 +199,8 @@ class DeskCore:
             self.front.attend(answer.door, True, now_ns)
         answer.listeners[visitor] = listener = Listener(visitor, after, after, now_ns)
         self.heard[visitor] = answer
-        before = "".join(answer.texts[:after])
-        self._reply(visitor, Named(visitor[2], answer.request_id, answer.keep.memo, after, before), out)
+        before = ("".join(answer.texts[:after]), answer.logprobs[:after], answer.scores[:after])
+        self._reply(visitor, Named(visitor[2], answer.request_id, answer.keep.memo, after, *before), out)
         if answer.prompt_ids is not None:
             self._reply(visitor, Begin(visitor[2], answer.prompt_ids), out)
         self._took(answer, after, now_ns, out)

@@ -13,12 +13,14 @@ from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Send, TokenRecord, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Board, Held, Ownership
+from baton.engine.scores import unpack
 from baton.engine.stopping import counts, ending
 from baton.engine.text import TextState, TokenTable
 from baton.ipc.frames import (
     Address,
     Cancel,
     CancelAck,
+    Candidate,
     Closed,
     Flush,
     Halt,
@@ -28,6 +30,7 @@ from baton.ipc.frames import (
     Recall,
     Returned,
     Role,
+    Scored,
     StopFound,
     Text,
 )
@@ -45,6 +48,7 @@ class Leased:
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    scores: list[Scored] = field(default_factory=list)
 
 
 class DetokenizerCore:
@@ -107,9 +111,10 @@ class DetokenizerCore:
             return
         leased = Leased(event, TextState(self.table, event.params), sent=event.base)
         self.leases[event.slot] = leased
-        logprobs = event.logprobs if event.logprobs else [0.0] * len(event.token_ids)
-        for token, logprob in zip(event.token_ids, logprobs, strict=True):
-            self._push(leased, token, 0, logprob, out)
+        count = len(event.token_ids)
+        logprobs, tops = event.logprobs or [0.0] * count, event.tops or [b""] * count
+        for token, logprob, top in zip(event.token_ids, logprobs, tops, strict=True):
+            self._push(leased, token, 0, logprob, top, out)
         for record in self.early.pop(event.slot, ()):
             self._record(record, out)
         self._try_close(event.slot, now_ns, out)
@@ -132,7 +137,7 @@ class DetokenizerCore:
             else:
                 self.hands.counts["skipped_records"] += 1
         elif counts(record, leased.lease.generation, leased.lease.run, leased.seen):
-            self._push(leased, record.token, record.flags, record.logprob, out)
+            self._push(leased, record.token, record.flags, record.logprob, record.tops, out)
         else:
             self.hands.counts["skipped_records"] += 1
 
@@ -153,7 +158,7 @@ class DetokenizerCore:
             if not early or not self._alive(slot, early[0].generation, early[0].run):
                 del self.early[slot]
 
-    def _push(self, leased: Leased, token: int, flags: int, logprob: float, out: list[Effect]) -> None:
+    def _push(self, leased: Leased, token: int, flags: int, logprob: float, tops: bytes, out: list[Effect]) -> None:
         """Count one token; decode it unless the text ended before it."""
         if flags & INVALID_FLAG:
             leased.park = leased.seen if leased.park is None else leased.park
@@ -167,7 +172,9 @@ class DetokenizerCore:
         if position >= lease.base:
             leased.ids.append(token)
             leased.texts.append(text)
-            leased.logprobs.append(logprob)
+            if lease.params.logprobs:
+                leased.logprobs.append(logprob)
+                leased.scores.append(self._scored(token, tops))
             self._touched[lease.slot] = leased
         if leased.state.hit is not None:
             leased.park = leased.seen
@@ -175,6 +182,11 @@ class DetokenizerCore:
             out.append(Send(Role.SCHEDULER, 0, stop))
         elif ending(flags, leased.seen, lease.params.max_tokens) is not None:
             leased.park = leased.seen
+
+    def _scored(self, token: int, tops: bytes) -> Scored:
+        """The bytes behind a token's log-probability, and behind those of the likeliest ones in its place."""
+        bytes_of = self.table.bytes_of
+        return Scored(bytes_of(token), [Candidate(other, score, bytes_of(other)) for other, score in unpack(tops)])
 
     # -------------------------------------------------------------------------------- text out, and the end
 
@@ -195,12 +207,10 @@ class DetokenizerCore:
 
     def _piece(self, leased: Leased, upto: int) -> Piece:
         lease = leased.lease
-        logprobs = leased.logprobs[:upto] if lease.params.logprobs else []
-        piece = Piece(
-            lease.slot, lease.generation, lease.run, leased.sent, leased.ids[:upto], leased.texts[:upto], logprobs
-        )
+        what = (leased.ids[:upto], leased.texts[:upto], leased.logprobs[:upto], leased.scores[:upto])
+        piece = Piece(lease.slot, lease.generation, lease.run, leased.sent, *what)
         leased.sent += upto
-        del leased.ids[:upto], leased.texts[:upto], leased.logprobs[:upto]
+        del leased.ids[:upto], leased.texts[:upto], leased.logprobs[:upto], leased.scores[:upto]
         return piece
 
     def _try_close(self, slot: int, now_ns: int, out: list[Effect]) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from baton.engine.batch import Sampling
-from baton.ipc.frames import AnyFrame, Failure, Params, Prompt, Role, Terms
+from baton.ipc.frames import AnyFrame, Failure, Params, Prompt, Role, Scored, Terms
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -123,7 +123,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One sampled token as it stands in the token ring; ``position`` counts output tokens from 0."""
+    """One sampled token as it stands in the token ring; ``position`` counts output tokens from 0.
+
+    ``tops`` are the likeliest tokens in its place where they were asked for, packed as in ``engine.scores``.
+    """
 
     slot: int
     generation: int
@@ -132,6 +135,7 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token: int
     flags: int
     logprob: float
+    tops: bytes = b""
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
@@ -225,13 +229,18 @@ class Answered(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Named(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """To the door of a kept request: which answer it gets, and from which output token on; ``text`` came before it."""
+    """To the door of a kept request: which answer it gets, and from which output token on.
+
+    ``text``, ``logprobs`` and ``scores`` are those of the tokens before it.
+    """
 
     door: int
     request_id: bytes
     memo: bytes
     position: int
     text: str
+    logprobs: list[float] = []
+    scores: list[Scored] = []
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -248,6 +257,7 @@ class Deliver(msgspec.Struct, frozen=True, gc=False, tag=True):
     token_ids: list[int]
     texts: list[str]
     logprobs: list[float]
+    scores: list[Scored] = []
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -272,6 +282,8 @@ class Seen(msgspec.Struct, frozen=True, gc=False, tag=True):
     began: bool
     text: str
     finish: Finish | None
+    logprobs: list[float] = []
+    scores: list[Scored] = []
 
 
 #: what a door may say, and what it may hear

@@ -207,7 +207,8 @@ class FrontendCore:
         stream.delivered.extend(ids)
         self.board.set_delivered(stream.slot, len(stream.delivered))
         if stream.door is not None:
-            out.append(Deliver(stream.door, ids, piece.texts[skip:], piece.logprobs[skip:]))
+            scores = (piece.logprobs[skip:], piece.scores[skip:])
+            out.append(Deliver(stream.door, ids, piece.texts[skip:], *scores))
         else:
             stream.taken = len(stream.delivered)
 

@@ -66,6 +66,7 @@ class Child:
     condemned: str | None = None
     fault: bool = False
     deaths: deque[int] = field(default_factory=deque)
+    false_starts: int = 0  # lives in a row that ended before they were ready, however long they took
 
     @property
     def name(self) -> str:
@@ -104,7 +105,6 @@ class HealthCore:
         for child in self.children.values():
             if child.role != Role.FRONTEND or child.index == 0:
                 self._spawn(child, now_ns, out)
-        out.append(self._wake(now_ns, self.limits.start_s_max, "start"))
         out.append(self._wake(now_ns, self.limits.watch_interval_s, "watch"))
         return out
 
@@ -131,7 +131,7 @@ class HealthCore:
     def _heard(self, child: Child, event: Ready | StartFailed | Drained, now_ns: int, out: list[Effect]) -> None:
         match event:
             case Ready():
-                child.ready, child.detail = True, event.detail
+                child.ready, child.detail, child.false_starts = True, event.detail, 0
                 self._follow(child, now_ns, out)
                 self._opened(out)
                 self._tell_serving(out)
@@ -146,10 +146,6 @@ class HealthCore:
         match name.split():
             case ["watch"]:
                 self._look(now_ns, out)
-            case ["start"]:
-                late = ", ".join(child.name for child in self.children.values() if not child.ready)
-                if self.phase == "starting":
-                    self._fail(f"not ready within {self.limits.start_s_max:g} s: {late}", now_ns, out)
             case ["drained"]:
                 if self.phase == "draining":
                     self._stop(SHUTTING_DOWN, now_ns, out)
@@ -184,12 +180,13 @@ class HealthCore:
     def _died(self, event: Died, now_ns: int, out: list[Effect]) -> None:
         child = self.children[(event.role, event.index)]
         assert child.alive and child.incarnation == event.incarnation, f"{event} but {child}"
+        child.false_starts += not child.ready
         child.alive = child.ready = False
         how = child.condemned or event.how
         child.fault = event.fault if child.condemned is None else child.condemned != STOPPED
         if self.phase == "stopping":
             self._check_over(out)
-        elif self.phase == "starting":
+        elif self.phase == "starting" and child.condemned is None:
             self._fail(f"{child.name} died while starting ({how})", now_ns, out)
         else:
             fields: dict[str, str | int | float] = {"name": child.name, "incarnation": child.incarnation, "how": how}
@@ -198,12 +195,17 @@ class HealthCore:
             self._restart_later(child, how, now_ns, out)
 
     def _restart_later(self, child: Child, how: str, now_ns: int, out: list[Effect]) -> None:
-        """The first death costs no wait, each further one twice the wait before; too many are the end."""
+        """The first death costs no wait, each further one twice the wait before; too many are the end.
+
+        Lives that ended before they were ready are counted apart: each may have taken longer than the window.
+        """
         limits, deaths = self.limits, child.deaths
         deaths.append(now_ns)
         while deaths[0] < now_ns - limits.restart_window_s * 1e9:
             deaths.popleft()
-        if len(deaths) > limits.restarts_max:
+        if child.false_starts > limits.restarts_max:
+            self._fail(f"{child.name} failed to start {child.false_starts} times, the last time: {how}", now_ns, out)
+        elif len(deaths) > limits.restarts_max:
             window = limits.restart_window_s
             failure = f"{child.name} died {len(deaths)} times in {window:g} s, the last time of {how}"
             self._fail(failure, now_ns, out)

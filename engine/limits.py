@@ -14,6 +14,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # the doors
     body_bytes_max: int = 4 << 20
     messages_max: int = 2048
+    top_logprobs_max: int = 20
+    scores_per_request_max: int = 1 << 18
     stop_strings_max: int = 16
     stop_string_chars_max: int = 256
     stop_token_ids_max: int = 128
@@ -84,7 +86,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     step_span_links_max: int = 128
     request_spans_max: int = 64
     # processes
-    start_s_max: float = 120.0
+    starting_s_max: float = 60.0
+    loading_s_max: float = 120.0
+    warming_s_max: float = 60.0
     watch_interval_s: float = 0.25
     ping_interval_s: float = 1.0
     hung_s_max: float = 10.0

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from baton.engine.batch import sampling_of
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
@@ -31,7 +29,6 @@ from baton.ipc.frames import (
     Flush,
     Halt,
     Handed,
-    Lease,
     Life,
     Recall,
     Returned,
@@ -131,6 +128,7 @@ class SchedulerCore:
         sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
+        seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.waiting.append(seq)
@@ -233,22 +231,8 @@ class SchedulerCore:
 
     def _lease(self, seq: Sequence, out: list[Effect]) -> None:
         incarnation = self.board.live(Role.DETOKENIZER, 0)
-        h, handed = seq.held, seq.handed
-        logprobs = list(seq.logprobs) if handed.params.logprobs else []
-        lease = Lease(
-            h.slot,
-            h.generation,
-            seq.run,
-            incarnation,
-            handed.home,
-            h.trace,
-            msgspec.structs.replace(handed.params, max_tokens=seq.max_tokens),
-            list(seq.output),
-            logprobs,
-            seq.base,
-        )
         seq.leased_to = incarnation
-        out.append(Send(Role.DETOKENIZER, 0, lease))
+        out.append(Send(Role.DETOKENIZER, 0, seq.lease(incarnation)))
 
     # -------------------------------------------------------------------------------- tokens
 
@@ -285,6 +269,8 @@ class SchedulerCore:
             stop = stop_token(record.token, seq.handed.params, self.end_ids) if what == "stop" else None
             seq.output.append(record.token)
             seq.logprobs.append(record.logprob)
+            if seq.sampling.top_logprobs:
+                seq.tops.append(record.tops)
             seq.suspect, seq.lone_deaths = False, 0
             self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
             if seq.end is None:

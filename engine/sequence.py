@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.engine.batch import Sampling
 from baton.engine.ownership import Held
-from baton.ipc.frames import Failure, Handed
+from baton.ipc.frames import Failure, Handed, Lease
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,6 +33,7 @@ class Sequence:
     credit: int
     logprobs: list[float]
     max_tokens: int | None  # where the client set none, how many there is room for, once that is known
+    tops: list[bytes] = field(default_factory=list)  # with each output token's log-probability, where asked for
     blocks: list[int] = field(default_factory=list)
     told_blocks: int = 0
     computed: int = 0
@@ -58,6 +61,14 @@ class Sequence:
     def wanted(self) -> int:
         """Tokens that must still be computed before the next one can be sampled."""
         return self.tokens - self.computed
+
+    def lease(self, incarnation: int) -> Lease:
+        """Everything that a detokenizer must know of it to go on from here."""
+        h, handed, p = self.held, self.handed, self.handed.params
+        name = (h.slot, h.generation, self.run, incarnation, handed.home, h.trace)
+        params = msgspec.structs.replace(p, max_tokens=self.max_tokens)
+        logprobs = list(self.logprobs) if p.logprobs else []
+        return Lease(*name, params, list(self.output), logprobs, self.base, list(self.tops))
 
     @property
     def has_credit(self) -> bool:

@@ -23,6 +23,10 @@ class TokenTable:
         self.special = special
         self.plain = [b"" if token in special else piece for token, piece in enumerate(pieces)]
 
+    def bytes_of(self, token: int) -> bytes:
+        """What a token stands for, special ones too; nothing for ids outside the table."""
+        return self.pieces[token] if 0 <= token < len(self.pieces) else b""
+
 
 class TextState:
     """One sequence's decoding state. Invariant: the concatenated pieces, plus ``finish()``, are the whole text.

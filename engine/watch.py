@@ -2,7 +2,7 @@
 
 A process that is quiet is given work (a ``Ping``). One whose pulse then stands still for longer than the bound, or
 than many times what it said its work would take, is hung; a stopped one is hung at once; one that starts has a bound
-of its own. Pure: it is told what is seen and says what to do.
+for each phase of its start. Pure: it is told what is seen and says what to do.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Seen:
     incarnation: int
     pulse: int
     moved_ns: int
+    phase: str
+    phase_ns: int
     pinged_ns: int = 0
 
 
@@ -62,13 +64,11 @@ class Watch:
         limits, key = self.limits, (place.role, place.index)
         seen = self._seen.get(key)
         if seen is None or seen.incarnation != place.incarnation:
-            seen = self._seen[key] = Seen(place.incarnation, place.pulse, now_ns)
+            seen = self._seen[key] = Seen(place.incarnation, place.pulse, now_ns, place.phase, place.since_ns)
         if process_state in "Tt":
             return False, STOPPED
         if not place.ready:
-            spent_s = (now_ns - place.since_ns) / 1e9
-            late = spent_s > limits.start_s_max
-            return False, f"it is {place.phase} for {spent_s:.0f} s" if late else None
+            return False, self._late(place, seen, now_ns)
         if place.pulse != seen.pulse:
             seen.pulse, seen.moved_ns, seen.pinged_ns = place.pulse, now_ns, 0
             return False, None
@@ -80,3 +80,14 @@ class Watch:
         still_s = (now_ns - seen.pinged_ns) / 1e9
         allowed_s = max(limits.hung_s_max, limits.hung_steps_max * place.expected_ns / 1e9)
         return False, f"it has not moved for {still_s:.1f} s" if still_s > allowed_s else None
+
+    def _late(self, place: Place, seen: Seen, now_ns: int) -> str | None:
+        """Whether a process is in one phase of its start for too long."""
+        if seen.phase != place.phase:
+            seen.phase, seen.phase_ns = place.phase, now_ns
+        limits = self.limits
+        most_s = {"starting": limits.starting_s_max, "loading": limits.loading_s_max, "warming": limits.warming_s_max}
+        spent_s, allowed_s = (now_ns - seen.phase_ns) / 1e9, most_s[place.phase]
+        if spent_s <= allowed_s:
+            return None
+        return f"it has been {place.phase} for {spent_s:.1f} s (limits.{place.phase}_s_max is {allowed_s:g})"

@@ -82,5 +82,5 @@ class WorkerCore:
                 if not one.flags & INVALID_FLAG:
                     state.tokens.append(one.token)
                 name = (row.slot, state.generation, state.run)
-                records.append(TokenRecord(*name, position, one.token, one.flags, one.logprob))
+                records.append(TokenRecord(*name, position, one.token, one.flags, one.logprob, one.tops))
         return StepDone(self.incarnation, plan.step, records)

@@ -15,6 +15,7 @@ import msgspec
 from baton.engine.effects import Finish
 from baton.frontends.errors import FINISH_REASONS, Refused, failure_of
 from baton.frontends.stream import Delta, Stream
+from baton.ipc.frames import Scored
 
 encode = msgspec.json.encode
 
@@ -37,6 +38,29 @@ def usage(finish: Finish) -> dict[str, Any]:
 def finite(logprob: float) -> float:
     """A log-probability that JSON can say."""
     return LOGPROB_MIN if math.isnan(logprob) or logprob < LOGPROB_MIN else logprob
+
+
+def shown_token(piece: bytes, mark: str = "") -> str:
+    """A token as text; one that is part of a character as OpenAI writes it, ``mark`` and its bytes as escapes."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return mark + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def token_logprobs(logprobs: list[float], scores: list[Scored]) -> list[dict[str, Any]]:
+    """One entry a token, in the shape of chats and responses."""
+    return [
+        {
+            **_token_logprob(scored.piece, logprob),
+            "top_logprobs": [_token_logprob(other.piece, other.logprob) for other in scored.top],
+        }
+        for logprob, scored in zip(logprobs, scores, strict=True)
+    ]
+
+
+def _token_logprob(piece: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": shown_token(piece), "bytes": list(piece), "logprob": finite(logprob)}
 
 
 class Chat:
@@ -63,17 +87,8 @@ class Chat:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def logprobs(self, delta: Delta) -> dict[str, Any]:
-        """One entry a token: its text, the text's UTF-8 bytes and the log-probability."""
-        content = [
-            {
-                "token": text,
-                "logprob": finite(logprob),
-                "bytes": list(text.encode()),
-                "top_logprobs": [],
-            }
-            for text, logprob in zip(delta.texts, delta.logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+        """One entry a token: itself, its bytes, its log-probability, and the likeliest tokens in its place."""
+        return {"content": token_logprobs(delta.logprobs, delta.scores), "refusal": None}
 
 
 class Completion:
@@ -103,15 +118,21 @@ class Completion:
         return {"text": text}
 
     def logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Four parallel lists; offsets count characters of the output."""
+        """Four parallel lists; offsets count characters of the output, and the chosen token is among the top ones."""
         offsets = []
         for text in delta.texts:
             offsets.append(self.offset)
             self.offset += len(text)
+        shown = [shown_token(scored.piece, "bytes:") for scored in delta.scores]
+        top = [
+            {shown_token(other.piece, "bytes:"): finite(other.logprob) for other in reversed(scored.top)}
+            | {token: finite(logprob)}
+            for token, logprob, scored in zip(shown, delta.logprobs, delta.scores, strict=True)
+        ]
         return {
-            "tokens": list(delta.texts),
+            "tokens": shown,
             "token_logprobs": [finite(logprob) for logprob in delta.logprobs],
-            "top_logprobs": None,
+            "top_logprobs": top if any(scored.top for scored in delta.scores) else None,
             "text_offset": offsets,
         }
 
@@ -174,11 +195,12 @@ class Chunks:
 async def collect(stream: Stream, kind: Chat | Completion) -> bytes:
     """The whole answer as one JSON body, of a stream that has begun; raises ``Refused`` where it ends without one."""
     request = stream.request
-    whole = Delta([], [], [], 0)
+    whole = Delta([], [], [], 0, [])
     async for delta in stream:
         whole.token_ids += delta.token_ids
         whole.texts += delta.texts
         whole.logprobs += delta.logprobs
+        whole.scores += delta.scores
         whole.tail = delta.tail
         stream.took(delta.position)
     finish = stream.final

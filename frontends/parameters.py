@@ -34,10 +34,13 @@ SAMPLING = (
     *URGENCY,
 )
 
-CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs")
+CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs")
 COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
 STREAMING = ("stream", "stream_options", "return_token_ids")
-RESPONSE = (*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable")
+RESPONSE = (
+    *(*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable"),
+    *("top_logprobs", "include"),
+)
 #: around the parameters of a response in a message of a socket
 ENVELOPE = ("type", "event_id", "stream_id", "response_id", "traceparent", "idempotency_key", "starting_after")
 
@@ -67,7 +70,6 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "logits_processors": (([],), NOT_YET),
     "prompt_logprobs": ((False,), NOT_YET),
     "truncate_prompt_tokens": (NEVER, NOT_YET),
-    "top_logprobs": ((0,), "is not supported yet: only the chosen token's log-probability is computed"),
     "return_tokens_as_token_ids": ((False,), "is not supported; return_token_ids gives the ids"),
     "spaces_between_special_tokens": ((True,), NOT_YET),
     "add_special_tokens": (NEVER, NOT_YET),
@@ -111,6 +113,7 @@ REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
 
 REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
+    "top_logprobs": (NEVER, "belongs to chats; here logprobs itself says how many"),
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
     "prompt_embeds": (NEVER, NOT_YET),
@@ -123,7 +126,6 @@ REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     "conversation": (NEVER, NO_STORE),
     "background": ((False,), NO_STORE),
     "prompt": (NEVER, NO_STORE),
-    "include": (([],), NOT_YET),
     "reasoning": (({}, {"effort": "none"}), NOT_YET),
     "text": (({}, {"format": {"type": "text"}}), NO_GRAMMAR),
     "truncation": (("disabled",), NOT_YET),

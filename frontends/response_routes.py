@@ -76,7 +76,8 @@ class ResponseRoutes:
         memo = read_memo(seen.memo)
         if memo.endpoint != RESPONSES:
             raise Refused(NOT_FOUND)
-        events = ResponseEvents(seen.request_id, memo.stream_id, memo.request, memo.created)
+        scores = (seen.logprobs, seen.scores) if memo.request.params.logprobs else ([], [])
+        events = ResponseEvents(seen.request_id, memo.stream_id, memo.request, memo.created, scores=scores)
         events.speaking = seen.began
         return json_response(events.running(seen.text) if seen.finish is None else events.ended(seen.finish, seen.text))
 
@@ -112,7 +113,8 @@ def _events(stream: Stream, after: int) -> ResponseEvents:
         raise Refused(NOT_FOUND)
     stream_id = memo.stream_id if memo is not None else None
     request = stream.request if memo is None else memo.request
-    return ResponseEvents(stream.id, stream_id, request, stream.created, after, stream.start, stream.text_before)
+    before = (stream.text_before, stream.scores_before)
+    return ResponseEvents(stream.id, stream_id, request, stream.created, after, stream.start, *before)
 
 
 async def _whole(stream: Stream) -> dict[str, object]:

@@ -13,9 +13,10 @@ import msgspec
 
 from baton.engine.effects import Finish
 from baton.frontends.errors import failure_of, retry_after_s
+from baton.frontends.openai import token_logprobs
 from baton.frontends.stream import Delta
 from baton.frontends.validate import GenerateRequest
-from baton.ipc.frames import Failure
+from baton.ipc.frames import Failure, Scored
 
 encode = msgspec.json.encode
 
@@ -50,6 +51,7 @@ class ResponseEvents:
         after: int = -1,
         position: int = 0,
         text: str = "",
+        scores: tuple[list[float], list[Scored]] = ([], []),
     ) -> None:
         self.id = "resp_" + request_id.hex()
         self.item_id = "msg_" + request_id.hex()
@@ -59,10 +61,11 @@ class ResponseEvents:
         self.after = after
         self.position = position
         self.texts = [text]
+        self.logprobs = token_logprobs(*scores)
         self.tail = False
         self.speaking = False
         names = {"response_id": self.id, "stream_id": stream_id, "item_id": self.item_id}
-        places = {"output_index": 0, "content_index": 0, "logprobs": []}
+        places = {"output_index": 0, "content_index": 0}
         delta = {"type": "response.output_text.delta", **names, **places}
         self._delta = encode(delta)[:-1] + b',"delta":'
 
@@ -79,7 +82,7 @@ class ResponseEvents:
         return [
             *self._event(1, "response.in_progress", response=self.response("in_progress")),
             *self._event(2, "response.output_item.added", output_index=0, item=self._item("in_progress", None)),
-            *self._part(3, "response.content_part.added", part=_text_part("")),
+            *self._part(3, "response.content_part.added", part=_text_part("", [])),
         ]
 
     def delta(self, delta: Delta) -> list[bytes]:
@@ -89,9 +92,12 @@ class ResponseEvents:
         self.tail = self.tail or bool(delta.tail)
         number = _PRELUDE - 1 + self.position + self.tail
         self.texts.append(text)
-        if not text or number <= self.after:
+        scores = token_logprobs(delta.logprobs, delta.scores)
+        self.logprobs += scores
+        if not (text or scores) or number <= self.after:
             return []
-        return [self._delta + encode(text) + b',"sequence_number":%d}' % number]
+        said = encode(text) + b',"logprobs":' + (encode(scores) if scores else b"[]")
+        return [self._delta + said + b',"sequence_number":%d}' % number]
 
     def finish(self, finish: Finish) -> list[bytes]:
         """The last events: the message is done, and the terminal one."""
@@ -102,8 +108,8 @@ class ResponseEvents:
         if self.speaking:
             number = _PRELUDE + self.position + self.tail
             item = self._item("completed" if status == "completed" else "incomplete", text)
-            events += self._part(number, "response.output_text.done", text=text, logprobs=[])
-            events += self._part(number + 1, "response.content_part.done", part=_text_part(text))
+            events += self._part(number, "response.output_text.done", text=text, logprobs=self.logprobs)
+            events += self._part(number + 1, "response.content_part.done", part=_text_part(text, self.logprobs))
             events += self._event(number + 2, "response.output_item.done", output_index=0, item=item)
             number += 3
         return [*events, *self._event(number, kind, response=self.ended(finish, text))]
@@ -139,7 +145,7 @@ class ResponseEvents:
         return self._event(number, kind, item_id=self.item_id, output_index=0, content_index=0, **fields)
 
     def _item(self, status: str, text: str | None) -> dict[str, Any]:
-        content = [] if text is None else [_text_part(text)]
+        content = [] if text is None else [_text_part(text, self.logprobs)]
         return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def response(self, status: str, **more: Any) -> dict[str, Any]:
@@ -168,7 +174,7 @@ class ResponseEvents:
             "text": {"format": {"type": "text"}},
             "tool_choice": "none",
             "tools": [],
-            "top_logprobs": 0,
+            "top_logprobs": params.top_logprobs,
             "top_p": params.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -222,5 +228,5 @@ def error_event(failure: Failure, response_id: str | None, stream_id: str | None
     )
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -16,24 +16,29 @@ from baton.engine.effects import Answered, Begin, Deliver, Finish, Gone, Named, 
 from baton.frontends.errors import INTERNAL, Refused, failure_of
 from baton.frontends.keeping import Memo, read_memo
 from baton.frontends.validate import GenerateRequest
+from baton.ipc.frames import Scored
 
 if TYPE_CHECKING:
     from baton.frontends.reception import Reception
 
 
 class Delta:
-    """Output that the door has not seen yet. One text (and, if asked for, one log-probability) a token; the last
+    """Output that the door has not seen yet. One text (and, if asked for, one log-probability with its ``scores``) a
+    token; the last
     delta of a stream may carry more text than its tokens: what was held back for a stop string that never came.
 
     ``position`` counts the output tokens up to and with this delta.
     """
 
-    __slots__ = ("logprobs", "position", "tail", "texts", "token_ids")
+    __slots__ = ("logprobs", "position", "scores", "tail", "texts", "token_ids")
 
-    def __init__(self, token_ids: list[int], texts: list[str], logprobs: list[float], position: int) -> None:
+    def __init__(
+        self, token_ids: list[int], texts: list[str], logprobs: list[float], position: int, scores: list[Scored]
+    ) -> None:
         self.token_ids = token_ids
         self.texts = texts
         self.logprobs = logprobs
+        self.scores = scores
         self.position = position
         self.tail = ""
 
@@ -58,6 +63,7 @@ class Stream:
         self.memo: Memo | None = None
         self.start = 0
         self.text_before = ""
+        self.scores_before: tuple[list[float], list[Scored]] = ([], [])
         self.created = int(time.time())
         self.prompt_ids: list[int] = []
         self.final: Finish | None = None
@@ -190,6 +196,7 @@ class Stream:
     def _name(self, effect: Named) -> None:
         self._named = True
         self.id, self.start, self.text_before = effect.request_id, effect.position, effect.text
+        self.scores_before = (effect.logprobs, effect.scores)
         self._position = self._taken = self._reported = effect.position
         self.memo = memo = read_memo(effect.memo)
         self.created = memo.created
@@ -200,24 +207,26 @@ class Stream:
         self._position += len(effect.token_ids)
         delta = self._delta
         if delta is None:
-            self._delta = Delta(effect.token_ids, effect.texts, effect.logprobs, self._position)
+            self._delta = Delta(effect.token_ids, effect.texts, effect.logprobs, self._position, effect.scores)
             self._owned = False
             return
         if not self._owned:  # the first merge copies: the lists are the effect's
             delta.token_ids = list(delta.token_ids)
             delta.texts = list(delta.texts)
             delta.logprobs = list(delta.logprobs)
+            delta.scores = list(delta.scores)
             self._owned = True
         delta.token_ids += effect.token_ids
         delta.texts += effect.texts
         delta.logprobs += effect.logprobs
+        delta.scores += effect.scores
         delta.position = self._position
 
     def _end(self, finish: Finish) -> None:
         self.final = finish
         if finish.tail:
             if self._delta is None:
-                self._delta = Delta([], [], [], self._position)
+                self._delta = Delta([], [], [], self._position, [])
             self._delta.tail = finish.tail
         if finish.reason == "slow_consumer" and self.hang_up is not None:
             self.hang_up()

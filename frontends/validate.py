@@ -31,6 +31,9 @@ METADATA_BYTES_MAX = 1 << 16
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = ("text", "input_text", "output_text")
 
+#: what ``include`` may name
+INCLUDED_LOGPROBS = "message.output_text.logprobs"
+
 _LABELS = tuple(parameters.LABELS)
 CHAT = Shape("Chat", (*parameters.CHAT, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_CHAT))
 COMPLETION = Shape(
@@ -104,7 +107,7 @@ class Validator:
         older = self._max_tokens(fields, "max_tokens")
         if limit is not None and older is not None and limit != older:
             raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
-        params = self._params(fields, limit or older, fields.boolean("logprobs"))
+        params = self._params(fields, limit or older, self._chat_logprobs(fields))
         return self._request(fields, "chat", params, Prompt(messages=messages))
 
     def completion(self, body: bytes) -> GenerateRequest:
@@ -128,7 +131,7 @@ class Validator:
         stream = fields.boolean("stream", socket)
         if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
-        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), False)
+        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), self._response_logprobs(fields))
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
@@ -146,7 +149,8 @@ class Validator:
             message = f"the model {shown!r} does not exist; this server has {self.card.name!r}"
             raise Refused(Failure(404, "invalid_request_error", message, "model", "model_not_found"))
 
-    def _params(self, fields: Fields, max_tokens: int | None, logprobs: bool) -> Params:
+    def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
+        self._check_scores(fields, max_tokens, top_logprobs)
         seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
         top_k = fields.integer("top_k", -1, None) or 0
         stop, ignore_eos = self._stop(fields), fields.boolean("ignore_eos")
@@ -160,7 +164,8 @@ class Validator:
             stop=stop,
             ignore_eos=ignore_eos,
             skip_special_tokens=fields.boolean("skip_special_tokens", True),
-            logprobs=logprobs,
+            logprobs=top_logprobs is not None,
+            top_logprobs=top_logprobs or 0,
         )
 
     def _request(
@@ -244,13 +249,36 @@ class Validator:
                 raise bad_request(f"a stop string has {len(string)} characters, the limit is {most}", "stop")
         return tuple(strings)
 
-    def _completion_logprobs(self, fields: Fields) -> bool:
+    # What follows answers how many of the likeliest tokens are told of with each chosen one, None for no
+    # log-probabilities at all.
+
+    def _chat_logprobs(self, fields: Fields) -> int | None:
+        wanted, top = fields.boolean("logprobs"), fields.integer("top_logprobs", 0, self.limits.top_logprobs_max)
+        if top and not wanted:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        return top or 0 if wanted else None
+
+    def _completion_logprobs(self, fields: Fields) -> int | None:
         if "logprobs" not in fields or fields.raws["logprobs"] == b"false":
-            return False
-        if fields.integer("logprobs", 0, None):
-            why = "above 0 is not supported yet: only the chosen token's log-probability is computed (logprobs: 0)"
-            raise bad_request(f"logprobs {why}", "logprobs", "unsupported_parameter")
-        return True
+            return None
+        return fields.integer("logprobs", 0, self.limits.top_logprobs_max)
+
+    def _response_logprobs(self, fields: Fields) -> int | None:
+        top = fields.integer("top_logprobs", 0, self.limits.top_logprobs_max)
+        included = fields.decode("include", list[str]) if "include" in fields else []
+        for name in included:
+            if name != INCLUDED_LOGPROBS:
+                message = f"include may name {INCLUDED_LOGPROBS}, nothing else"
+                raise bad_request(message, "include", "unsupported_parameter")
+        return top or 0 if top or included else None
+
+    def _check_scores(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> None:
+        """All log-probabilities of one answer must fit where they are kept until it ends."""
+        length, most = max_tokens or self.card.context_tokens_max, self.limits.scores_per_request_max
+        if top_logprobs and length * (1 + top_logprobs) > most:
+            name = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+            scores = f"{name} {top_logprobs} for up to {length} tokens are {length * (1 + top_logprobs)} values"
+            raise bad_request(f"{scores}, the limit is {most}; ask for fewer tokens", name)
 
     # -------------------------------------------------------------------------------- prompts
 

@@ -324,9 +324,8 @@ class _Connection:
         job.request_id = stream.id
         self.jobs[job.id] = job
         stream_id = job.stream_id if job.request is not None else memo.stream_id
-        events = job.events = ResponseEvents(
-            stream.id, stream_id, memo.request, memo.created, job.after, stream.start, stream.text_before
-        )
+        before = (stream.start, stream.text_before, stream.scores_before)
+        events = job.events = ResponseEvents(stream.id, stream_id, memo.request, memo.created, job.after, *before)
         await self._send_all(events.begin(queued=False))
         return events
 

@@ -28,7 +28,7 @@ from baton.frontends.metrics import Metrics
 from baton.frontends.reception import Reception
 from baton.frontends.stream import Delta, Stream
 from baton.frontends.validate import GenerateRequest, Validator
-from baton.ipc.frames import Failure
+from baton.ipc.frames import Failure, Scored
 
 log = logging.getLogger("baton.zmq")
 
@@ -281,11 +281,13 @@ class _Client:
     def _add(self, tag: int, delta: Delta) -> None:
         waiting = self.pieces.get(tag)
         token_ids, texts, logprobs = delta.token_ids, delta.texts, delta.logprobs
+        scores = [_scored(each) for each in delta.scores]
         if waiting is not None:
             token_ids = waiting.token_ids + token_ids
             texts = waiting.texts + texts
             logprobs = waiting.logprobs + logprobs
-        self.pieces[tag] = wire.Piece(tag, delta.position, token_ids, texts, logprobs, delta.tail)
+            scores = waiting.scores + scores
+        self.pieces[tag] = wire.Piece(tag, delta.position, token_ids, texts, logprobs, delta.tail, scores)
         self._flush_soon()
 
     def _end(self, ended: wire.Ended) -> None:
@@ -337,6 +339,10 @@ class _Client:
             job.stream.gone(for_good)
         self.jobs.clear()
         self.began, self.pieces, self.ended = [], {}, []
+
+
+def _scored(scored: Scored) -> wire.Scored:
+    return wire.Scored(scored.piece, [wire.Candidate(each.token, each.logprob, each.piece) for each in scored.top])
 
 
 def _problem(failure: Failure) -> wire.Problem:

@@ -25,7 +25,7 @@ TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
 #: how far a process has come in starting; the number stands on the board
-PHASES = ("starting", "loading", "ready")
+PHASES = ("starting", "loading", "warming", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 

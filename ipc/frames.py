@@ -134,6 +134,7 @@ class Lease(Frame, frozen=True):
     token_ids: list[int]
     logprobs: list[float]
     base: int
+    tops: list[bytes] = []  # packed as in ``engine.scores``, one a token where they were asked for
 
 
 class StopFound(Frame, frozen=True):
@@ -146,8 +147,26 @@ class StopFound(Frame, frozen=True):
     text: str
 
 
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that might have been chosen: its id, its log-probability, and the bytes it stands for."""
+
+    token: int
+    logprob: float
+    piece: bytes
+
+
+class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What goes with one token's log-probability: the bytes it stands for, and the likeliest tokens in its place."""
+
+    piece: bytes
+    top: list[Candidate]
+
+
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The text of consecutive output tokens of one request, one string a token (empty while text is held back)."""
+    """The text of consecutive output tokens of one request, one string a token (empty while text is held back).
+
+    ``logprobs`` and ``scores`` have an entry a token where they were asked for.
+    """
 
     slot: int
     generation: int
@@ -156,6 +175,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: list[int]
     texts: list[str]
     logprobs: list[float]
+    scores: list[Scored] = []
 
 
 class Text(Frame, frozen=True):

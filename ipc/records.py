@@ -1,5 +1,7 @@
 """What stands in the rings: sampled tokens as fixed-size records, step plans as one msgspec struct each.
 
+Log-probabilities of a token's rivals stand behind a step's records, in the same frame: what is committed is whole.
+
 A reader that finds damage gives up what the ring holds and says so to ``damaged``; what follows from it (the death of
 the ring's writer) is decided elsewhere.
 """
@@ -7,40 +9,65 @@ the ring's writer) is decided elsewhere.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
 
 from baton.engine.effects import Plan, StepDone, TokenRecord
+from baton.engine.scores import PAIR_BYTES
 from baton.ipc.ring import RingDamaged, RingReader, RingWriter, fits
 
-_STEP = struct.Struct("=QQI4x")
+_STEP = struct.Struct("=QQII")  # incarnation, step, records, bytes of extras
 _TOKEN = struct.Struct("=IIIIIIf")  # slot, generation, run, position, token, flags, log-probability
+_EXTRA = struct.Struct("=II")  # index of its record, bytes of pairs that follow
 _plan_encoder = msgspec.msgpack.Encoder()
 _plan_decoder = msgspec.msgpack.Decoder(Plan)
 
 
 def encode_step(done: StepDone) -> bytes:
-    """One step's records as one frame: a header and 28 bytes a token."""
+    """One step's records as one frame: a header, 28 bytes a token, then what there is to say beyond that."""
+    extras = [
+        part
+        for index, record in enumerate(done.records)
+        if record.tops
+        for part in (_EXTRA.pack(index, len(record.tops)), record.tops)
+    ]
     buffer = bytearray(_STEP.size + _TOKEN.size * len(done.records))
-    _STEP.pack_into(buffer, 0, done.incarnation, done.step, len(done.records))
+    _STEP.pack_into(buffer, 0, done.incarnation, done.step, len(done.records), sum(map(len, extras)))
     at = _STEP.size
     for r in done.records:
         _TOKEN.pack_into(buffer, at, r.slot, r.generation, r.run, r.position, r.token, r.flags, r.logprob)
         at += _TOKEN.size
-    return bytes(buffer)
+    return b"".join((buffer, *extras))
 
 
 def decode_step(frame: bytes) -> StepDone:
     """The reverse; a frame of the wrong shape is a damaged ring."""
     if len(frame) < _STEP.size:
         raise RingDamaged(f"a step frame of {len(frame)} bytes")
-    incarnation, step, count = _STEP.unpack_from(frame)
-    if len(frame) != _STEP.size + count * _TOKEN.size:
-        raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {count} tokens")
-    records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size :])]
+    incarnation, step, count, extras = _STEP.unpack_from(frame)
+    behind = _STEP.size + count * _TOKEN.size
+    if len(frame) != behind + extras:
+        raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {count} tokens and {extras} bytes of extras")
+    records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])]
+    for index, tops in _extras(frame, behind, count):
+        records[index] = msgspec.structs.replace(records[index], tops=tops)
     return StepDone(incarnation, step, records)
+
+
+def _extras(frame: bytes, at: int, count: int) -> Iterator[tuple[int, bytes]]:
+    """What stands behind the records, with the index of the record it belongs to; each at most once, in order."""
+    last = -1
+    while at < len(frame):
+        if len(frame) - at < _EXTRA.size:
+            raise RingDamaged("the extras of a step frame end in the middle")
+        index, size = _EXTRA.unpack_from(frame, at)
+        at += _EXTRA.size
+        if not last < index < count or not size or size % PAIR_BYTES or size > len(frame) - at:
+            raise RingDamaged(f"extras of {size} bytes for record {index} of {count} do not fit their frame")
+        yield index, frame[at : at + size]
+        at, last = at + size, index
 
 
 def mistrust(error: RingDamaged) -> NoReturn:
@@ -48,9 +75,10 @@ def mistrust(error: RingDamaged) -> NoReturn:
     raise error
 
 
-def ring_holds(ring_bytes: int, tokens: int) -> bool:
-    """Whether a token ring of this capacity can take a step of so many tokens."""
-    return fits(ring_bytes, _STEP.size + _TOKEN.size * tokens)
+def ring_holds(ring_bytes: int, tokens: int, top_logprobs: int = 0) -> bool:
+    """Whether a token ring of this capacity can take a step of so many tokens, each with its likeliest rivals."""
+    extras = _EXTRA.size + PAIR_BYTES * top_logprobs if top_logprobs else 0
+    return fits(ring_bytes, _STEP.size + (_TOKEN.size + extras) * tokens)
 
 
 class StepReader:

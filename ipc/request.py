@@ -19,6 +19,7 @@ class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: bool = False
+    top_logprobs: int = 0  # how many of the likeliest tokens are told of with each chosen one
     choice: int = 0  # which of the client's n choices; it tells their random numbers apart
     min_p: float = 0.0
     presence_penalty: float = 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.scores import pack
 
 _MASK = (1 << 64) - 1
 
@@ -110,4 +111,7 @@ class ScriptedRunner:
             return Sampled(0, 0.0, INVALID_FLAG)
         token = choose(state, row.sampling, self.vocab, self.mean_tokens, row.position)
         flags = END_FLAG if token in row.sampling.end_ids else 0
-        return Sampled(token, -1.0 - (state & 0xFF) / 256, flags)
+        logprob = -1.0 - (state & 0xFF) / 256
+        rivals = range(min(row.sampling.top_logprobs, self.vocab))
+        tops = pack(((token + rank) % self.vocab, logprob - rank) for rank in rivals)
+        return Sampled(token, logprob, flags, tops)

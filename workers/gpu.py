@@ -142,11 +142,14 @@ class StepLoop:
 
 
 #: what makes a runner: it, its cache's layout, and the digest of its weights
-RunnerMaker = Callable[[Settings, Card], tuple[StepRunner, KVLayout, str]]
+RunnerMaker = Callable[[Settings, Card, Callable[[str], None]], tuple[StepRunner, KVLayout, str]]
 
 
-def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, str]:
-    """The runner the settings ask for; everything that can be wrong with model or memory is a ``StartError``."""
+def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) -> tuple[StepRunner, KVLayout, str]:
+    """The runner the settings ask for; everything that can be wrong with model or memory is a ``StartError``.
+
+    ``phase`` is told when the weights are there and the first steps are tried.
+    """
     if settings.worker == "scripted":
         layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
         return ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
@@ -169,6 +172,7 @@ def make_runner(settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, s
             device=settings.device,
             vocab=card.vocab,
         )
+        phase("warming")
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
@@ -183,10 +187,10 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     """Serve until halted."""
     settings, card, me = process.settings, process.card, process.me
     process.phase("loading")
-    runner, layout, digest = make(settings, card)
-    ranks, of_a_row = process.plan_readers(), runner.tokens_per_row_max
-    if not ring_holds(process.limits.token_ring_bytes, process.limits.running_requests_max * of_a_row):
-        rows = process.limits.running_requests_max
+    runner, layout, digest = make(settings, card, process.phase)
+    ranks, of_a_row, limits = process.plan_readers(), runner.tokens_per_row_max, process.limits
+    if not ring_holds(limits.token_ring_bytes, limits.running_requests_max * of_a_row, limits.top_logprobs_max):
+        rows = limits.running_requests_max
         raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
 
     def group() -> tuple[int, ...]:

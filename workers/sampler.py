@@ -36,7 +36,8 @@ def sample(
 
     The log-probability is that of the chosen token under the raw logits, which are left as they are. A row
     with non-finite logits answers token 0, log-probability 0 and INVALID_FLAG, and does not touch the others;
-    so does one whose every token is forbidden, with NOTHING_FLAG beside it.
+    so does one whose every token is forbidden, with NOTHING_FLAG beside it. A row that asks for its likeliest
+    tokens gets them with their log-probabilities under the raw logits, best first.
     """
     adjusted = [i for i, sampling in enumerate(samplings) if sampling.adjusts(positions[i])]
     raw = logits
@@ -59,7 +60,27 @@ def sample(
             out.append(Sampled(token, logprob, END_FLAG if token in sampling.end_ids else 0))
         else:
             out.append(Sampled(0, 0.0, INVALID_FLAG | NOTHING_FLAG if valid else INVALID_FLAG))
+    asking = [i for i, sampling in enumerate(samplings) if sampling.top_logprobs and not out[i].flags & INVALID_FLAG]
+    if asking:
+        counts = [samplings[i].top_logprobs for i in asking]
+        for i, tops in zip(asking, top_logprobs(raw[asking], normalisers[asking], counts), strict=True):
+            out[i].tops = tops
     return out
+
+
+#: a pair of ``engine.scores``
+_PAIR = np.dtype([("token", "<u4"), ("logprob", "<f4")])
+
+
+def top_logprobs(logits: Tensor, normalisers: Tensor, counts: Sequence[int]) -> list[bytes]:
+    """The ``counts[i]`` likeliest tokens of each row of float32 ``[rows, vocab]``, packed as in ``engine.scores``.
+
+    ``normalisers`` are the rows' log-sum-exp.
+    """
+    values, tokens = logits.topk(min(max(counts), logits.shape[1]))
+    pairs = np.empty(tokens.shape, _PAIR)
+    pairs["token"], pairs["logprob"] = tokens.cpu().numpy(), (values - normalisers[:, None]).cpu().numpy()
+    return [row[:count].tobytes() for row, count in zip(pairs, counts, strict=True)]
 
 
 def _adjust(

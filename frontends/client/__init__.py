@@ -14,17 +14,20 @@ from baton.frontends.client.aio import AsyncClient
 from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout
 from baton.frontends.client.stream import AsyncStream, Completion, Delta, Usage
 from baton.frontends.client.sync import Client, Stream
+from baton.frontends.client.wire import Candidate, Scored
 
 __all__ = [
     "AsyncClient",
     "AsyncStream",
     "BatonError",
+    "Candidate",
     "Client",
     "Completion",
     "Delta",
     "NotConnected",
     "RequestFailed",
     "RequestTimeout",
+    "Scored",
     "Stream",
     "Usage",
 ]

@@ -17,11 +17,14 @@ _AGAIN_S = 0.05
 
 @dataclass(slots=True)
 class Delta:
-    """New output: its text, and its tokens. ``logprobs`` has one entry a token where they were asked for."""
+    """New output: its text, and its tokens. ``logprobs`` has one entry a token where they were asked for, and
+    ``scores`` each token's own bytes with the likeliest tokens in its place.
+    """
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
+    scores: list[wire.Scored] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Completion:
     usage: Usage
     prompt_token_ids: list[int] = field(default_factory=list)
     ignored_parameters: tuple[str, ...] = ()
+    scores: list[wire.Scored] = field(default_factory=list)
 
 
 class AsyncStream:
@@ -74,6 +78,7 @@ class AsyncStream:
         self.ignored_parameters: tuple[str, ...] = ()
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.scores: list[wire.Scored] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.usage: Usage | None = None
@@ -140,6 +145,7 @@ class AsyncStream:
         self._texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.scores += delta.scores
         return delta
 
     async def result(self) -> Completion:
@@ -158,6 +164,7 @@ class AsyncStream:
             usage=self.usage,
             prompt_token_ids=self.prompt_token_ids,
             ignored_parameters=self.ignored_parameters,
+            scores=self.scores,
         )
 
     async def _start(self) -> None:
@@ -253,11 +260,12 @@ class AsyncStream:
         self._position = piece.position
         text = "".join(piece.texts) + piece.tail
         if self._delta is None:
-            self._delta = Delta(text, piece.token_ids, piece.logprobs)
+            self._delta = Delta(text, piece.token_ids, piece.logprobs, piece.scores)
         else:
             self._delta.text += text
             self._delta.token_ids += piece.token_ids
             self._delta.logprobs += piece.logprobs
+            self._delta.scores += piece.scores
         self._wake()
 
     def ended(self, ended: wire.Ended) -> None:

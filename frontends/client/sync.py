@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from baton.frontends.client.aio import AsyncClient, Messages
 from baton.frontends.client.errors import BatonError
 from baton.frontends.client.stream import AsyncStream, Completion, Delta, Usage
+from baton.frontends.client.wire import Scored
 
 T = TypeVar("T")
 
@@ -196,6 +197,11 @@ class Stream:
     def logprobs(self) -> list[float]:
         """One log-probability a token so far, where they were asked for."""
         return self._stream.logprobs
+
+    @property
+    def scores(self) -> list[Scored]:
+        """With each log-probability the token's bytes and the likeliest tokens in its place."""
+        return self._stream.scores
 
     @property
     def finish_reason(self) -> str | None:

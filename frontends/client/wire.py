@@ -98,6 +98,21 @@ class Began(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ignored: tuple[str, ...]
 
 
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that might have been chosen: its id, its log-probability, and the bytes it stands for."""
+
+    token: int
+    logprob: float
+    piece: bytes
+
+
+class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What goes with one token's log-probability: the bytes it stands for, and the likeliest tokens in its place."""
+
+    piece: bytes
+    top: list[Candidate]
+
+
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request: one text a token, and what was held back in ``tail`` where it is the last."""
 
@@ -107,6 +122,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     texts: list[str]
     logprobs: list[float]
     tail: str
+    scores: list[Scored] = []
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):

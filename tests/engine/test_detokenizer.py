@@ -11,11 +11,13 @@ from baton.engine.batch import END_FLAG, INVALID_FLAG
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import Doorbell, Effect, TokenRecord
 from baton.engine.limits import Limits
+from baton.engine.scores import pack
 from baton.engine.text import TokenTable
 from baton.ipc.board import Board
 from baton.ipc.frames import (
     Cancel,
     CancelAck,
+    Candidate,
     Closed,
     Failure,
     Flush,
@@ -26,6 +28,7 @@ from baton.ipc.frames import (
     Recall,
     Returned,
     Role,
+    Scored,
     StopFound,
     Text,
 )
@@ -194,6 +197,24 @@ def test_an_invalid_token_after_a_stop_string_moves_nothing(bench: Bench) -> Non
 def test_logprobs_travel_only_where_asked_for(bench: Bench) -> None:
     bench.lease(params=Params(max_tokens=50, logprobs=True))
     assert pieces(bench.say("a", 0))[0].logprobs == [-0.5]
+
+
+def test_a_tokens_own_bytes_and_its_rivals_travel_with_it_once(bench: Bench) -> None:
+    params = Params(max_tokens=50, logprobs=True, top_logprobs=2)
+    rivals = pack([(128, -0.5), (97, -1.5)])
+    bench.tell(Lease(2, 1, 4, 1, HOME, TRACE, params, [97, 128], [-1.0, -0.5], 1, [b"", rivals]))
+    bench.tape.write(TokenRecord(2, 1, 4, 2, 129, 0, -0.25, pack([(129, -0.25), (300, -9.0)])))
+    said = pieces(bench.tell(Doorbell()))
+    assert [(piece.start, piece.texts) for piece in said] == [(2, ["é"])]
+    assert said[0].scores == [Scored(b"\xa9", [Candidate(129, -0.25, b"\xa9"), Candidate(300, -9.0, b"")])]
+
+
+def test_what_was_leased_goes_out_with_its_rivals(bench: Bench) -> None:
+    params = Params(max_tokens=50, logprobs=True, top_logprobs=1)
+    lease = Lease(2, 1, 4, 1, HOME, TRACE, params, [97, 98], [-1.0, -0.5], 1, [b"", pack([(98, -0.5)])])
+    (piece,) = pieces(bench.tell(lease))
+    assert (piece.start, piece.token_ids, piece.logprobs) == (1, [98], [-0.5])
+    assert piece.scores == [Scored(b"b", [Candidate(98, -0.5, b"b")])]
 
 
 def test_a_death_notice_reads_the_ring_and_drops_the_leases_of_the_dead(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from baton.ipc.frames import Address, Damaged, Drained, Halt, Life, Ping, Ready,
 
 S = 10**9
 PLACES = [(Role.WORKER, 0), (Role.DETOKENIZER, 0), (Role.FRONTEND, 0), (Role.FRONTEND, 1)]
-LIMITS = Limits(restarts_max=3, restart_window_s=60, restart_backoff_s=0.1, start_s_max=30, drain_s_max=20)
+LIMITS = Limits(restarts_max=3, restart_window_s=60, restart_backoff_s=0.1, drain_s_max=20)
 
 
 class Rig:
@@ -105,11 +105,46 @@ def test_a_death_while_starting_is_the_end() -> None:
     assert rig.core.failure == "worker-0 died while starting (signal SIGKILL)"
 
 
-def test_a_start_that_takes_too_long_names_who_is_late() -> None:
+def stuck(rig: Rig, incarnation: int, now_s: int) -> list[Effect]:
+    """The worker's start hangs in a phase until it is dumped and killed."""
+    view = PlaceView(Role.WORKER, 0, incarnation, 7, (now_s - 200) * S, 0, "loading", 0)
+    rig.seen = [(view, "S")]
+    rig.feed(Tick("watch"), now_s * S)
+    assert rig.of(Inquire) == [Inquire(Role.WORKER, 0)]
+    rig.feed(Tick("execute 4 0"))
+    why = "it has been loading for 200.0 s (limits.loading_s_max is 120)"
+    assert rig.out == [Dump(Role.WORKER, 0, why), Kill(Role.WORKER, 0)]
+    return rig.die(Role.WORKER, incarnation, now_s * S)
+
+
+def test_a_start_that_hangs_in_a_phase_is_dumped_killed_and_tried_again_also_while_the_server_starts() -> None:
     rig = Rig()
-    rig.ready(Role.WORKER)
-    rig.feed(Tick("start"), 30 * S)
-    assert rig.core.failure == "not ready within 30 s: detokenizer-0, frontend-0, frontend-1"
+    stuck(rig, 1, 200)
+    assert rig.of(Spawn) == [Spawn(Role.WORKER, 0, 2)]
+    assert rig.core.phase == "starting"
+    rig.ready(Role.WORKER, incarnation=2)
+    for place in PLACES[1:]:
+        rig.ready(*place)
+    assert rig.core.phase == "serving"
+
+
+def test_a_start_that_hangs_again_and_again_is_the_end_and_names_the_phase_however_long_each_took() -> None:
+    rig = Rig()
+    for number in range(1, 5):
+        stuck(rig, number, number * 300)
+        assert bool(rig.of(Spawn)) == (number < 4)
+    why = "it has been loading for 200.0 s (limits.loading_s_max is 120)"
+    assert rig.core.failure == f"worker-0 failed to start 4 times, the last time: {why}"
+
+
+def test_false_starts_are_forgotten_once_it_is_ready() -> None:
+    rig = Rig().all_ready()
+    rig.die(Role.WORKER, 1, 1 * S)
+    for number in range(2, 12, 2):
+        rig.die(Role.WORKER, number, number * 100 * S)
+        rig.ready(Role.WORKER, incarnation=number + 1)
+        rig.die(Role.WORKER, number + 1, (number + 1) * 100 * S)
+        assert rig.of(Spawn) == [Spawn(Role.WORKER, 0, number + 2)]
 
 
 def test_the_first_death_costs_no_wait_and_each_further_one_twice_the_wait_before() -> None:
@@ -129,6 +164,7 @@ def test_deaths_of_long_ago_are_forgotten() -> None:
     for number in range(1, 9):
         rig.die(Role.WORKER, number, number * 61 * S)
         assert rig.of(Spawn) == [Spawn(Role.WORKER, 0, number + 1)]
+        rig.ready(Role.WORKER, incarnation=number + 1)
 
 
 def test_restarts_used_up_are_the_end() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from baton.engine.effects import Plan, Send
 from baton.engine.limits import Limits
+from baton.engine.scores import unpack
 from baton.ipc.frames import (
     Admitted,
     Cancel,
@@ -312,6 +313,18 @@ def test_a_new_detokenizer_is_leased_every_token_that_the_old_one_may_have_read(
     lease = only(engine.tell(Life(Role.DETOKENIZER, 0, 2)), Lease)
     assert (lease.incarnation, lease.token_ids, lease.base) == (2, whole[:2], 0)
     assert frames(engine.tell(Life(Role.DETOKENIZER, 0, 2)), Lease) == []
+
+
+def test_a_lease_has_the_rivals_of_every_token_of_this_life() -> None:
+    engine, asked = Engine(), msgspec.structs.replace(params(20), logprobs=True, top_logprobs=2)
+    engine.submit(0, PROMPT, asked, truth(PROMPT, asked, 1))
+    engine.step()
+    engine.step()
+    engine.board.set_live(Role.DETOKENIZER, 0, 2, 0)
+    lease = only(engine.tell(Life(Role.DETOKENIZER, 0, 2)), Lease)
+    known = [[token for token, _ in unpack(tops)] for tops in lease.tops]
+    assert known[0] == [], "its client has the first one"
+    assert [tokens[0] for tokens in known[1:]] == lease.token_ids[1:] and all(len(two) == 2 for two in known[1:])
 
 
 def test_a_stale_hello_is_ignored() -> None:

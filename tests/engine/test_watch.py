@@ -8,7 +8,9 @@ from baton.ipc.board import PlaceView
 from baton.ipc.frames import Role
 
 S = 10**9
-LIMITS = Limits(ping_interval_s=1, hung_s_max=10, hung_steps_max=20, start_s_max=60)
+LIMITS = Limits(
+    ping_interval_s=1, hung_s_max=10, hung_steps_max=20, starting_s_max=20, loading_s_max=60, warming_s_max=30
+)
 
 
 def place(pulse: int, phase: str = "ready", expected_s: float = 0.0, incarnation: int = 1) -> PlaceView:
@@ -45,10 +47,22 @@ def test_a_stopped_process_is_hung_at_once() -> None:
     assert Watch(LIMITS).look(place(1, phase="loading"), "T", 0) == (False, STOPPED)
 
 
-def test_starting_has_a_bound_of_its_own_and_is_named_by_its_phase() -> None:
+def test_each_phase_of_a_start_has_a_bound_of_its_own_and_the_reason_names_it() -> None:
     watch = Watch(LIMITS)
-    assert watch.look(place(0, phase="loading"), "R", 59 * S) == (False, None)
-    assert "loading" in (watch.look(place(0, phase="loading"), "R", 61 * S)[1] or "")
+    assert watch.look(place(0, phase="starting"), "R", 19 * S) == (False, None)
+    assert watch.look(place(0, phase="loading"), "R", 20 * S) == (False, None)
+    assert watch.look(place(0, phase="loading"), "R", 79 * S) == (False, None)
+    assert watch.look(place(0, phase="warming"), "R", 81 * S) == (False, None)
+    assert watch.look(place(0, phase="warming"), "R", 111 * S) == (False, None)
+    why = watch.look(place(0, phase="warming"), "R", 112 * S)[1]
+    assert why == "it has been warming for 31.0 s (limits.warming_s_max is 30)"
+
+
+def test_a_phase_begins_with_the_process_if_it_was_never_seen_in_another() -> None:
+    assert Watch(LIMITS).look(place(0, phase="starting"), "R", 21 * S)[1] is not None
+    watch = Watch(LIMITS)
+    watch.look(place(0, phase="starting"), "R", 1 * S)
+    assert watch.look(place(0, phase="starting", incarnation=2), "R", 2 * S) == (False, None)
 
 
 def test_another_incarnation_begins_anew() -> None:

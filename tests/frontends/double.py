@@ -19,12 +19,14 @@ from baton.ipc.frames import (
     Address,
     Admitted,
     Cancel,
+    Candidate,
     Closed,
     Credit,
     Failure,
     Key,
     Piece,
     Role,
+    Scored,
     Submit,
     Text,
 )
@@ -116,10 +118,19 @@ class Job:
     def say(self, *texts: str, ids: Sequence[int] | None = None) -> Job:
         """One token a text, all in one piece. Token ids count up from 10."""
         token_ids = list(ids) if ids is not None else [10 + self.sent + number for number in range(len(texts))]
-        piece = Piece(self.slot, self.generation, self._run, self.sent, token_ids, list(texts), [-0.5] * len(texts))
+        params = self.submit.params
+        logprobs = [-0.5] * len(texts) if params.logprobs else []
+        scores = [self._scored(text.encode(), params.top_logprobs) for text in texts] if params.logprobs else []
+        what = (token_ids, list(texts), logprobs, scores)
+        piece = Piece(self.slot, self.generation, self._run, self.sent, *what)
         self.sent += len(texts)
         self.engine.feed(Text([piece]))
         return self
+
+    def _scored(self, piece: bytes, top: int) -> Scored:
+        """The token itself, then half characters."""
+        rivals = [Candidate(100 + rank, -0.5 - rank, piece if not rank else b"\xf0\x9f") for rank in range(top)]
+        return Scored(piece, rivals)
 
     def finish(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 
 from baton.engine.batch import Sampling
 from baton.engine.effects import Plan, Row, Start, StepDone, TokenRecord
-from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
+from baton.engine.scores import pack, unpack
+from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter, decode_step, encode_step
 from baton.ipc.ring import CURSORS, HEADER_BYTES, WRITTEN, Ring, RingDamaged, RingReader, RingWriter
 
 BYTES = 4096
-DONE = StepDone(1, 7, [TokenRecord(2, 1, 3, 0, 42, 0, -0.5), TokenRecord(3, 1, 3, 4, 43, 1, -1.5)])
+RIVALS = pack([(42, -0.5), (7, -2.5)])
+DONE = StepDone(1, 7, [TokenRecord(2, 1, 3, 0, 42, 0, -0.5, RIVALS), TokenRecord(3, 1, 3, 4, 43, 1, -1.5)])
 PLAN = Plan((1,), 7, [4], [Start(2, 1, 3, [5, 6], 2, Sampling(0.0, 1.0, 0, 1, (1,)))], [Row(2, 0, 2, [9], True)])
 
 
@@ -46,7 +49,7 @@ def test_a_byte_turned_over_anywhere_in_a_frame_is_seen_and_the_next_frame_is_re
     writer.write(DONE)
     frame_bytes = ring.words[WRITTEN]
     assert reader.read() == [DONE]
-    padding = (-(24 + 28 * len(DONE.records) + 16)) % 8
+    padding = (-(len(encode_step(DONE)) + 16)) % 8
     for offset in range(frame_bytes - padding):
         begins = ring.words[WRITTEN] % ring.capacity
         writer.write(DONE)
@@ -105,3 +108,50 @@ def test_frames_of_noise_are_damage_and_what_is_written_later_is_read(ring: Ring
     else:
         PlanWriter(writer).write(PLAN)
         assert reader.read() == [PLAN]
+
+
+def test_rivals_travel_with_their_token() -> None:
+    three = StepDone(1, 7, [*DONE.records, TokenRecord(4, 1, 3, 5, 44, 0, -1.0, pack([(44, -1.0)]))])
+    assert decode_step(encode_step(three)) == three
+    assert unpack(three.records[0].tops) == [(42, -0.5), (7, -2.5)]
+
+
+EXTRAS_AT = 24 + 28 * len(DONE.records)
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        struct.pack("=II", 2, 8) + bytes(8),  # of a record that is not there
+        struct.pack("=II", 0, 4) + bytes(4),  # half a pair
+        struct.pack("=II", 0, 0),  # of nothing
+        struct.pack("=II", 0, 16) + bytes(8),  # longer than the frame
+        struct.pack("=II", 0, 0xFFFFFFF8) + bytes(8),
+        struct.pack("=II", 1, 8) + bytes(8) + struct.pack("=II", 0, 8) + bytes(8),  # out of order
+        struct.pack("=II", 0, 8) + bytes(8) + struct.pack("=II", 0, 8) + bytes(8),  # twice
+        struct.pack("=II", 0, 8) + bytes(8) + b"abc",  # cut off
+    ],
+)
+def test_extras_that_do_not_fit_are_damage(extras: bytes) -> None:
+    frame = bytearray(encode_step(DONE)[:EXTRAS_AT] + extras)
+    struct.pack_into("=I", frame, 20, len(extras))
+    with pytest.raises(RingDamaged):
+        decode_step(bytes(frame))
+    struct.pack_into("=I", frame, 20, len(extras) + 1)
+    with pytest.raises(RingDamaged, match="cannot hold"):
+        decode_step(bytes(frame))
+
+
+def test_noise_behind_the_records_never_gets_through_as_something_else() -> None:
+    rng, whole, damaged = random.Random(5), encode_step(DONE), 0
+    for _ in range(5000):
+        frame = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            frame[rng.randrange(16, len(frame))] = rng.randrange(256)
+        try:
+            found = decode_step(bytes(frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
+        except RingDamaged:
+            damaged += 1
+        else:
+            assert len(found.records) <= 2 and all(len(record.tops) % 8 == 0 for record in found.records)
+    assert damaged > 1000

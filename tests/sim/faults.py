@@ -10,7 +10,7 @@ import msgspec
 from baton.engine.limits import Limits
 from baton.ipc.frames import Role
 from baton.ipc.memory_link import Place
-from tests.sim.script import MS, Shape
+from tests.sim.script import MS, RIVALS, Shape
 
 #: fault -> how likely one is to be it
 FAULTS = {
@@ -78,12 +78,14 @@ def places_of(shape: Shape) -> list[Place]:
 def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
     """The bounds of a world's processes: tight, so that they are met within a second."""
     full = any(fault.name == "full ring" for fault in faults)
+    token_ring_bytes = 1024 if full and shape.tokens_per_row_max == 1 else shape.token_ring_bytes
     return msgspec.structs.replace(
         shape.limits,
         mailbox_tokens_max=1024 if full else shape.limits.mailbox_tokens_max,
         inbox_frames_max=rng.choice((2, 8, 4096)),
         inbox_batch_frames_max=rng.choice((1, 64)),
-        token_ring_bytes=1024 if full and shape.tokens_per_row_max == 1 else shape.token_ring_bytes,
+        token_ring_bytes=token_ring_bytes,
+        top_logprobs_max=RIVALS if shape.tokens_per_row_max == 1 and token_ring_bytes > 1024 else 0,
         plan_ring_bytes=shape.plan_ring_bytes,
         watch_interval_s=0.05,
         ping_interval_s=0.1,
@@ -94,5 +96,7 @@ def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
         restarts_max=rng.choice((1, 1000, 1000, 1000)),
         drain_s_max=rng.choice((0.02, 3.0)),
         stop_s_max=0.5,
-        start_s_max=5.0,
+        starting_s_max=5.0,
+        loading_s_max=5.0,
+        warming_s_max=5.0,
     )

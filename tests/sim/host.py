@@ -25,7 +25,6 @@ from baton.ipc.ring import CURSORS, WRITTEN
 from baton.ipc.shell import Shell
 from baton.ipc.virtual_clock import Asleep, VirtualLoop
 from baton.workers.config import Card, Launch, Settings
-from baton.workers.fake import ScriptedRunner
 from baton.workers.gpu import StepRunner
 from baton.workers.memory import Bell, MemoryMachine
 from tests.sim.chance import chance
@@ -34,9 +33,10 @@ from tests.sim.forger import forged
 from tests.sim.members import Exhaustible, Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, VOCAB, make_shape, make_wishes
+from tests.sim.script import MS, make_ranked_wishes, make_shape
 from tests.sim.visitors import Visitor
 
+Made = tuple[StepRunner, KVLayout, str]
 HISTORY_S_MAX = 12.0
 JUDGE_EVERY_S = 0.0017  # and no more often than a few times a step
 START_NS = 10_000_000 * MS  # late enough that a request may have been received long ago
@@ -65,7 +65,7 @@ class Host:
         self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
-        self.clients = [Visitor(wish, self) for wish in make_wishes(rng, shape, rng.randrange(6, 15), encode)]
+        self.clients = [Visitor(wish, self) for wish in make_ranked_wishes(seed, rng, shape, encode)]
         self.stop_at_ns = rng.randrange(SPAN_NS) if rng.random() < 0.2 else None
         self.settings = Settings(
             worker="scripted",
@@ -211,13 +211,12 @@ class Host:
         """Every process whose core runs."""
         return {place: member for place, member in self._members.items() if member.core is not None}
 
-    def make_runner(self, settings: Settings, card: Card) -> tuple[StepRunner, KVLayout, str]:
+    def make_runner(self, settings: Settings, card: Card, phase: Callable[[str], None]) -> Made:
         """The script in place of a model."""
+        phase("warming")
         shape = self.shape
-        sizes = (VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens)
-        runner = ScriptedRunner(*sizes, faulty=shape.faulty, tokens_per_row_max=shape.tokens_per_row_max)
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
-        return Exhaustible(runner, self._members[(Role.WORKER, 0)], shape.poison), layout, "w"
+        return Exhaustible(self._members[(Role.WORKER, 0)], shape), layout, "w"
 
     def _make_supervisor(self) -> Shell:
         limits, me = self.shape.limits, Address(Role.SUPERVISOR, "m", 0, 0, 1)
@@ -295,7 +294,7 @@ class Host:
         self.later(0, self._exit, member, f"status {status}")
 
     def crashed(self, member: Member) -> None:
-        """A process ended itself over something that it could not go on from."""
+        """A process ended itself."""
         self.deaths += 1
         self.later(0, self._exit, member, "status 1", True)
 
@@ -350,7 +349,8 @@ class Host:
 
     def _is_over(self, effect: Over) -> None:
         self.over = True
-        spent = effect.failure is not None and "died" in effect.failure and self.deaths > self.shape.limits.restarts_max
+        names = any(word in (effect.failure or "") for word in ("died", "failed to start"))
+        spent = names and self.deaths > self.shape.limits.restarts_max
         self.judge(self.oracles.check, effect.failure is None or spent, f"the server failed: {effect.failure}")
         if not self._end.done():
             self._end.set_result(None)

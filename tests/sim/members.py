@@ -18,7 +18,7 @@ from baton.workers.config import Launch
 from baton.workers.fake import ScriptedRunner
 from baton.workers.memory import MemorySurroundings
 from baton.workers.process import Process, live
-from tests.sim.script import POISON
+from tests.sim.script import POISON, VOCAB, Shape
 from tests.sim.visitors import Entrance
 
 if TYPE_CHECKING:
@@ -104,10 +104,12 @@ class Exhaustible:
     second token of the requests that such a world has.
     """
 
-    def __init__(self, runner: ScriptedRunner, member: Member, poisoned: bool) -> None:
-        self._runner = runner
+    def __init__(self, member: Member, shape: Shape) -> None:
+        sizes = (VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens)
+        most = shape.tokens_per_row_max
+        self._runner = runner = ScriptedRunner(*sizes, faulty=shape.faulty, tokens_per_row_max=most)
         self._member = member
-        self._poisoned = poisoned
+        self._poisoned = shape.poison
         self.tokens_per_row_max = runner.tokens_per_row_max
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:

@@ -21,7 +21,7 @@ from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import RowView
 from baton.ipc.frames import Cancel, Handed, Life, Role, Submit, Text
 from baton.ipc.ring import CURSORS, WRITTEN
-from tests.sim.script import whole
+from tests.sim.script import PIECES, VOCAB, whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
@@ -180,6 +180,12 @@ class Oracles:
         )
         wanted = len(effect.token_ids) if client.wish.params.logprobs else 0
         self.check(len(effect.logprobs) == wanted, f"{client} got {len(effect.logprobs)} of {wanted} logprobs")
+        self.check(len(effect.scores) == wanted, f"{client} got {len(effect.scores)} of {wanted} scores")
+        for token, logprob, scored in zip(effect.token_ids, effect.logprobs, effect.scores, strict=False):
+            top = [(other.token, other.logprob, other.piece) for other in scored.top]
+            rivals = [(token + rank) % VOCAB for rank in range(client.wish.params.top_logprobs)]
+            true = [(rival, logprob - rank, PIECES[rival]) for rank, rival in enumerate(rivals)]
+            self.check((scored.piece, top) == (PIECES[token], true), f"{client} got {scored} with {token}")
 
     def finished(self, client: Client, finish: Finish) -> None:
         """The end is true: reason, stop string, text and numbers."""

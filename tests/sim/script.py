@@ -30,6 +30,7 @@ PIECES = [
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
 POISON = 6
+RIVALS = 2
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def _stops_with_the_last(ids: list[int], params: Params) -> list[tuple[int, str]
 def sampling_of(params: Params) -> Sampling:
     """How the script samples for these parameters."""
     end_ids = params.stop_token_ids if params.ignore_eos else (END, *params.stop_token_ids)
-    return Sampling(params.temperature, params.top_p, params.top_k, params.seed, end_ids, params.min_tokens)
+    cuts = (params.temperature, params.top_p, params.top_k, params.seed)
+    return Sampling(*cuts, end_ids, params.min_tokens, top_logprobs=params.top_logprobs)
 
 
 def make_shape(rng: random.Random) -> Shape:
@@ -200,6 +202,29 @@ def make_wishes(
 ) -> list[Wish]:
     """What ``count`` clients want; ``encode`` is how the world at hand makes ids of a prompt."""
     return [_wish(rng, shape, number, encode) for number in range(count)]
+
+
+def rank_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
+    """Some of those who want log-probabilities want the likeliest tokens too, where the token ring has room for them.
+
+    It has chance of its own, so that the other wishes stay as they are.
+    """
+    rng = random.Random(f"rank {seed}")
+    if shape.tokens_per_row_max > 1 or shape.token_ring_bytes <= 1024 or shape.limits.top_logprobs_max < RIVALS:
+        return wishes
+    ranked: list[Wish] = []
+    for wish in wishes:
+        if wish.params.logprobs and rng.random() < 0.5:
+            wish = replace(wish, params=msgspec.structs.replace(wish.params, top_logprobs=rng.randint(1, RIVALS)))
+        ranked.append(wish)
+    return ranked
+
+
+def make_ranked_wishes(
+    seed: int, rng: random.Random, shape: Shape, encode: Callable[[str], list[int]] = tokenize
+) -> list[Wish]:
+    """What the clients of one world want, some of them the likeliest tokens."""
+    return rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
 
 
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:

@@ -49,7 +49,7 @@ from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_shape, make_wishes, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -111,8 +111,8 @@ class World:
         self.deaths = 0
         self.began_ns = 0
         self.struck: Counter[str] = Counter()  # faults that struck, by name
-        wishes = make_wishes(self.rng, self.shape, self.rng.randrange(6, 15))
-        self.clients = [Client(wish, self) for wish in keep_some(seed, wishes, self.shape)]
+        wishes = keep_some(seed, make_ranked_wishes(seed, self.rng, self.shape), self.shape)
+        self.clients = [Client(wish, self) for wish in wishes]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
         self.places += [(Role.TOKENIZER, index) for index in range(self.shape.tokenizers)]

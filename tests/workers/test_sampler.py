@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampling
+from baton.engine.scores import unpack
 from baton.workers.sampler import CANDIDATES, philox4x32, sample, uniforms
 
 VOCAB = 2000
@@ -156,3 +157,34 @@ def test_a_row_does_not_depend_on_the_others(samplings: list[Sampling], seed: in
     alone = [sample(logits[i : i + 1], [s], positions[i : i + 1])[0] for i, s in enumerate(samplings)]
     assert [s.token for s in together] == [s.token for s in alone]
     assert [s.logprob for s in together] == pytest.approx([s.logprob for s in alone], abs=1e-5)
+
+
+def test_the_likeliest_tokens_are_those_of_the_raw_logits_best_first() -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
+    asked = [0, 3, 20, 1000]
+    rows = [Sampling(1.0, 0.5, 5, seed, (), top_logprobs=count) for seed, count in enumerate(asked)]
+    out = sample(logits, rows, [0] * 4)
+    raw = logits.log_softmax(-1)
+    for row, (sampled, count) in enumerate(zip(out, asked, strict=True)):
+        best = raw[row].topk(min(count, 50))
+        pairs = unpack(sampled.tops)
+        assert [token for token, _ in pairs] == best.indices.tolist()
+        assert [logprob for _, logprob in pairs] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_the_likeliest_tokens_are_the_same_alone_and_in_a_batch() -> None:
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(4))
+    rows = [Sampling(0.0, 1.0, 0, 0, (), top_logprobs=count) for count in (5, 0, 1, 2, 20, 3, 0, 4)]
+    together = sample(logits, rows, [0] * 8)
+    alone = [sample(logits[i : i + 1], [rows[i]], [0])[0] for i in range(8)]
+    assert [[token for token, _ in unpack(s.tops)] for s in together] == [
+        [token for token, _ in unpack(s.tops)] for s in alone
+    ]
+
+
+def test_a_row_without_sound_numbers_has_no_likeliest_tokens() -> None:
+    logits = torch.full((2, 9), float("nan"))
+    logits[1] = torch.arange(9.0)
+    rows = [Sampling(0.0, 1.0, 0, 0, (), top_logprobs=2)] * 2
+    out = sample(logits, rows, [0, 0])
+    assert out[0].tops == b"" and [token for token, _ in unpack(out[1].tops)] == [8, 7]
