@@ -152,10 +152,8 @@ class FrontendCore:
 
     def _tokenizer(self, stream: Stream) -> int:
         """Which of the tokenizers: rows are spread over them, and each further life of a request tries the next."""
-        tokenizers = 1
-        while tokenizers < PLACES_MAX and self.board.live(Role.TOKENIZER, tokenizers):
-            tokenizers += 1
-        return (stream.slot + stream.lives - 1) % tokenizers
+        there = sum(self.board.live(Role.TOKENIZER, index) > 0 for index in range(PLACES_MAX))
+        return (stream.slot + stream.lives - 1) % max(1, there)
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         """Start the request's next life from the delivered ids, unless it was cancelled or has died too often."""

@@ -98,6 +98,8 @@ class Tape:
 class Engine:
     """A scheduler and a scripted worker in lock step, with a test in the places of all others."""
 
+    tokens_per_row_max = 1
+
     def __init__(self, limits: Limits | None = None, blocks: int = 64, block_tokens: int = 4) -> None:
         self.board = make_board(64)
         self.tape = Tape()
@@ -115,7 +117,8 @@ class Engine:
         self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096))
+        me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
+        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most))
 
     def tell(self, event: object) -> list[Effect]:
         """One event for the scheduler; its plan waits for ``step``."""

@@ -202,11 +202,6 @@ def nobody_is_waited_for_in_vain(patch: Patch) -> None:
     patch.setattr(Answers, "overdue", lambda self, answer, now_ns: False)
 
 
-def who_is_away_is_forgotten(patch: Patch) -> None:
-    """Of an answer that one client still hears, another that is away and may come back is not thought of."""
-    patch.setattr(Answers, "awaited", lambda self, answer, now_ns: False)
-
-
 def the_dead_go_on_listening(patch: Patch) -> None:
     """A frontend that died is still spoken to, and its answers go on."""
     patch.setattr(DeskCore, "_look_round", lambda self, now_ns, out: None)
@@ -308,7 +303,6 @@ MUTANTS: list[Callable[[Patch], None]] = [
     one_cancels_for_all,
     every_repeat_runs,
     nobody_is_waited_for_in_vain,
-    who_is_away_is_forgotten,
     the_dead_go_on_listening,
     relays_are_heard_twice,
     credit_without_a_reader,

@@ -242,6 +242,9 @@ def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
         if fate < 0.3 and twin is not None:
             same = {"prompt": twin.prompt, "prompt_ids": twin.prompt_ids, "params": twin.params, "key": twin.key}
             wish = replace(plain, **same, at_ns=twin.at_ns + rng.randrange(30 * MS))  # type: ignore[arg-type]
+            if not twin.drops and rng.random() < 0.5:
+                away = (rng.randrange(20 * MS), rng.randrange(60 * MS), rng.randrange(shape.frontends))
+                kept[kept.index(twin)] = replace(twin, resumable=True, drops=(away,))
             if rng.random() < 0.5:
                 wish = replace(wish, cancel_after_ns=rng.randrange(20 * MS), wants_end=rng.random() < 0.5)
         elif fate < 0.5:
