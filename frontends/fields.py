@@ -7,7 +7,7 @@ So unknown fields cost a scan and no objects, however large they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from baton.frontends.errors import Refused, bad_request
 
 T = TypeVar("T")
+SizedT = TypeVar("SizedT", bound=Sized)
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _PLACE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
@@ -24,6 +25,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _NAMED_BYTES_MAX = 1 << 16
 _NAMES_MAX = 16
 _NAME_CHARS_MAX = 64
+_ENTRY_BYTES_MAX = 64
 #: a longer value is not one of those that change nothing
 _NEUTRAL_BYTES_MAX = 256
 
@@ -110,6 +112,20 @@ class Fields:
             raise bad_request(f"{name} must be {bounds}, got {_shown(value)}", name)
         return value
 
+    def strings(self, name: str, most: int) -> list[str]:
+        """A list of at most ``most`` strings."""
+        return _counted(self.decode(name, list[str]), name, most)
+
+    def integers(self, name: str, most: int) -> list[int]:
+        """A list of at most ``most`` whole numbers."""
+        return _counted(self.decode(name, list[int]), name, most)
+
+    def numbers(self, name: str, most: int) -> dict[str, float]:
+        """An object of at most ``most`` finite numbers; a larger one by far is not even read."""
+        if len(self.raws[name]) > most * _ENTRY_BYTES_MAX:
+            raise bad_request(f"{name} has more than {most} entries, or very long ones", name)
+        return _counted(self.decode(name, dict[str, float]), name, most)
+
     def refuse(self, table: dict[str, tuple[tuple[object, ...], str]]) -> None:
         """Refuse by name whatever the table names, unless its value changes nothing."""
         for name in sorted(self.raws.keys() & table.keys()):
@@ -117,6 +133,12 @@ class Fields:
             raw = self.raws[name]
             if len(raw) > _NEUTRAL_BYTES_MAX or not any(_same(decode(raw, object, name), one) for one in neutral):
                 raise bad_request(f"{name} {why}", name, "unsupported_parameter")
+
+
+def _counted(entries: SizedT, name: str, most: int) -> SizedT:
+    if len(entries) > most:
+        raise bad_request(f"{name} has {len(entries)} entries, the limit is {most}", name)
+    return entries
 
 
 def decode(raw: bytes, kind: type[T], name: str) -> T:

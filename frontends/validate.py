@@ -6,7 +6,6 @@ process; prompts of token ids are measured here.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from baton.engine.limits import Limits
 from baton.frontends import parameters
 from baton.frontends.errors import Refused, bad_request
 from baton.frontends.fields import Fields, Shape, decode
+from baton.frontends.sampling import read_sampling
 from baton.ipc.frames import Failure, Params, Prompt
 from baton.workers.config import Card
 
@@ -151,22 +151,7 @@ class Validator:
 
     def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
         self._check_scores(fields, max_tokens, top_logprobs)
-        seed = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
-        top_k = fields.integer("top_k", -1, None) or 0
-        stop, ignore_eos = self._stop(fields), fields.boolean("ignore_eos")
-        self._min_tokens(fields, max_tokens, ends_early=bool(stop) or not ignore_eos)
-        return Params(
-            max_tokens=max_tokens,
-            temperature=fields.number("temperature", 0.0, 2.0, 1.0),
-            top_p=fields.number("top_p", 0.0, 1.0, 1.0, above=True),
-            top_k=min(max(top_k, 0), self.card.vocab),
-            seed=secrets.randbits(64) if seed is None else seed % (1 << 64),
-            stop=stop,
-            ignore_eos=ignore_eos,
-            skip_special_tokens=fields.boolean("skip_special_tokens", True),
-            logprobs=top_logprobs is not None,
-            top_logprobs=top_logprobs or 0,
-        )
+        return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
 
     def _request(
         self,
@@ -222,32 +207,6 @@ class Validator:
     def _max_tokens(self, fields: Fields, name: str) -> int | None:
         most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
         return fields.integer(name, 1, most)
-
-    def _min_tokens(self, fields: Fields, max_tokens: int | None, ends_early: bool) -> None:
-        """A request that ends at ``max_tokens`` alone keeps any smaller minimum; one that may end before is refused."""
-        least = fields.integer("min_tokens", 0, self.card.context_tokens_max)
-        if not least:
-            return
-        if max_tokens is None or least > max_tokens:
-            raise bad_request(f"min_tokens is {least}, more than max_tokens, {max_tokens}", "min_tokens")
-        if ends_early:
-            message = "min_tokens is supported with ignore_eos and without stop only, so far"
-            raise bad_request(message, "min_tokens", "unsupported_parameter")
-
-    def _stop(self, fields: Fields) -> tuple[str, ...]:
-        if "stop" not in fields:
-            return ()
-        one = fields.raws["stop"].startswith(b'"')
-        strings = [fields.decode("stop", str)] if one else fields.decode("stop", list[str])
-        if len(strings) > self.limits.stop_strings_max:
-            raise bad_request(f"stop has {len(strings)} strings, the limit is {self.limits.stop_strings_max}", "stop")
-        for string in strings:
-            if not string:
-                raise bad_request("stop strings must not be empty", "stop")
-            if len(string) > self.limits.stop_string_chars_max:
-                most = self.limits.stop_string_chars_max
-                raise bad_request(f"a stop string has {len(string)} characters, the limit is {most}", "stop")
-        return tuple(strings)
 
     # What follows answers how many of the likeliest tokens are told of with each chosen one, None for no
     # log-probabilities at all.

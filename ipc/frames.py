@@ -255,6 +255,9 @@ class WorkerHello(Frame, frozen=True):
     vocab: int
     context_tokens_max: int
     tokens_per_row_max: Size = 1
+    weights_bytes: int = 0
+    workspace_bytes: int = 0  # the most that a step was measured to take beyond weights and cache
+    host_blocks: int = 0  # blocks of swap space
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

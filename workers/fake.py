@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.blocks import Move
 from baton.engine.scores import pack
 
 _MASK = (1 << 64) - 1
@@ -56,6 +57,7 @@ class ScriptedRunner:
         token_ns: int = 0,
         faulty: Mapping[int, int] | None = None,
         tokens_per_row_max: int = 1,
+        host_blocks: int = 0,
     ) -> None:
         assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0 and tokens_per_row_max > 0
         self.vocab = vocab
@@ -66,6 +68,9 @@ class ScriptedRunner:
         self.faulty = dict(faulty or {})
         self.tokens_per_row_max = tokens_per_row_max
         self._cache = [0] * (blocks * block_tokens)
+        self._host = [0] * (host_blocks * block_tokens)
+        self.host_blocks = host_blocks
+        self.weights_bytes = self.workspace_bytes = 0  # it has no weights, and computes in place
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """Compute the rows; one ``Sampled`` for each row with ``sample``, in order."""
@@ -75,6 +80,15 @@ class ScriptedRunner:
             if row.sample:
                 sampled.append(self._burst(state, row))
         return sampled
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy and swap blocks, as ``engine.blocks.Move`` says, in order."""
+        size = self.block_tokens
+        for kind, source, destination in moves:
+            origin = self._host if kind == Move.IN else self._cache
+            target = self._host if kind == Move.OUT else self._cache
+            assert (source + 1) * size <= len(origin) and (destination + 1) * size <= len(target), "no such block"
+            target[destination * size : (destination + 1) * size] = origin[source * size : (source + 1) * size]
 
     def cost_ns(self, rows: Sequence[StepRow]) -> int:
         """How long the step would take."""
@@ -109,7 +123,7 @@ class ScriptedRunner:
     def _sample(self, state: int, row: StepRow, position: int) -> Sampled:
         if self.faulty.get(row.sampling.seed) == position:
             return Sampled(0, 0.0, INVALID_FLAG)
-        token = choose(state, row.sampling, self.vocab, self.mean_tokens, row.position)
+        token = choose(state, row.sampling, self.vocab, self.mean_tokens, position)
         flags = END_FLAG if token in row.sampling.end_ids else 0
         logprob = -1.0 - (state & 0xFF) / 256
         rivals = range(min(row.sampling.top_logprobs, self.vocab))

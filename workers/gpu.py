@@ -32,10 +32,19 @@ SCRIPTED_WEIGHTS = "scripted"
 
 
 class StepRunner(Protocol):
-    """What a runner is to this process. A step yields up to ``tokens_per_row_max`` tokens for a row that samples."""
+    """What a runner is to this process. A step yields up to ``tokens_per_row_max`` tokens for a row that samples.
+
+    The figures are of memory, in bytes, and of blocks it has on the host.
+    """
 
     @property
     def tokens_per_row_max(self) -> int: ...
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+    @property
+    def host_blocks(self) -> int: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
 
@@ -173,6 +182,8 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             vocab=card.vocab,
         )
         phase("warming")
+        limits = settings.limits
+        runner.measure(settings.max_step_tokens or limits.step_tokens_max, limits.running_requests_max)
         runner.warm_up()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
@@ -196,7 +207,12 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     def group() -> tuple[int, ...]:
         return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))
 
-    hello = WorkerHello(me, me.index, group(), layout, digest, card.vocab, card.context_tokens_max, of_a_row)
+    hello = WorkerHello(
+        *(me, me.index, group(), layout, digest, card.vocab, card.context_tokens_max, of_a_row),
+        weights_bytes=runner.weights_bytes,
+        workspace_bytes=runner.workspace_bytes,
+        host_blocks=runner.host_blocks,
+    )
     core = WorkerCore(me.index, hello.group, layout.block_tokens)
     step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0
     loop = StepLoop(process, runner, core, step_s, group)

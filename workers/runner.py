@@ -6,9 +6,10 @@ nothing but the pool.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,8 +17,11 @@ import torch
 from baton.engine.batch import Sampled, Sampling, StepRow
 from baton.kernels.reference import Part, padded_blocks, plan_ragged
 from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
+from baton.workers.largest import largest_steps
 from baton.workers.model.weights import load_model
+from baton.workers.peak import Peak, resident_peak
 from baton.workers.sampler import sample
+from baton.workers.workspace import remembered
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_BYTES_DEFAULT = 1 << 30
@@ -39,12 +43,15 @@ class Runner:
         weights: str = "bfloat16",
         blocks: int | None = None,
         kv_bytes: int | None = None,
+        swap_bytes: int = 0,
+        verify_swaps: bool = False,
         threads: int | None = None,
         device: str = "cpu",
         vocab: int | None = None,
     ) -> None:
         """Load the model and set up a pool of ``blocks``, or as many as ``kv_bytes`` hold (by default 1 GiB).
 
+        ``swap_bytes`` of host memory take in blocks that are swapped out, with checksums where ``verify_swaps``.
         ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or
         ``float32``); ids from ``vocab`` on are padding and never sampled; ``threads`` are torch's, by default
         one a core this process may use. Raises ``ModelFileError`` and ``MemoryBudgetError``.
@@ -60,14 +67,28 @@ class Runner:
         self._vocab = self.config.vocab if vocab is None else vocab
         if blocks is None:
             blocks = blocks_for_bytes(self.config, DTYPES[dtype], KV_BYTES_DEFAULT if kv_bytes is None else kv_bytes)
-        self._pool = KvPool(self.config, DTYPES[dtype], blocks, self._device)
+        host_blocks = blocks_for_bytes(self.config, DTYPES[dtype], swap_bytes)
+        self._pool = KvPool(
+            self.config, DTYPES[dtype], blocks, self._device, host_blocks=host_blocks, verify=verify_swaps
+        )
         self.layout = self._pool.layout
+        self.host_blocks = host_blocks
+        self.weights_bytes = self._model.weights.bytes
+        self.workspace_bytes = 0  # once measured, the most a step takes
+
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy and swap blocks, as ``engine.blocks.Move`` says, in order. Raises ``SwapDamaged``."""
+        with torch.inference_mode():
+            self._pool.move(moves)
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """Compute every row's tokens, write their keys and values, and sample after the rows that ask for it.
 
         Answers follow the order of ``rows``, one for each with ``sample`` set.
         """
+        return self._step(rows)
+
+    def _step(self, rows: Sequence[StepRow], layers: int | None = None) -> list[Sampled]:
         # Decoding rows of like length first, so that they attend together.
         ordered = sorted(rows, key=_attention_order)
         ids = [token for row in ordered for token in row.tokens]
@@ -87,6 +108,7 @@ class Runner:
                 self._pool.keys,
                 self._pool.values,
                 torch.tensor([ends[id(row)] for row in sampled], dtype=torch.int64, device=self._device),
+                layers,
             )
             if not sampled:
                 return []
@@ -96,6 +118,43 @@ class Runner:
                 [row.position for row in sampled],
                 [row.history for row in sampled],
             )
+
+    def measure(self, step_tokens: int, rows: int) -> int:
+        """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
+
+        Steps of ``step_tokens`` tokens in at most ``rows`` rows are run that need the most (see
+        ``workers.largest``), through two layers: what they hold at once, all of them hold, though on the CPU gaps in
+        the heap may add some. Done once for a configuration on a machine (see ``workers.workspace``).
+        """
+        what = (self.weights_digest, self.layout, str(self._device), torch.get_num_threads(), torch.__version__)
+        found = remembered((*what, step_tokens, rows), lambda: self._measure(step_tokens, rows))
+        self.workspace_bytes = found
+        return found
+
+    def _measure(self, step_tokens: int, rows: int) -> int:
+        context = min(self.config.context_length, self.layout.blocks * BLOCK_SIZE)
+        peaks = []
+        for step in largest_steps(step_tokens, rows, self.layout.blocks, BLOCK_SIZE, context):
+            touched = {block for row in step for block in row.blocks}
+            self._pool.clear(sorted(touched))  # so that the pool's own pages are not counted again
+            with self._peak() as peak:
+                self._step(step, layers=2)
+            peaks.append(peak.bytes)
+        return max(peaks)
+
+    @contextlib.contextmanager
+    def _peak(self) -> Iterator[Peak]:
+        if self._device.type == "cpu":
+            with resident_peak() as peak:
+                yield peak
+            return
+        peak, gpu = Peak(), self._device
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(gpu)
+        before = torch.cuda.memory_reserved(gpu)
+        yield peak
+        torch.cuda.synchronize(gpu)
+        peak.bytes = torch.cuda.max_memory_reserved(gpu) - before
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step through block 0, so that no request pays for first calls."""

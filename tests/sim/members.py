@@ -111,6 +111,8 @@ class Exhaustible:
         self._member = member
         self._poisoned = shape.poison
         self.tokens_per_row_max = runner.tokens_per_row_max
+        self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
+        self.host_blocks = runner.host_blocks
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """As the runner's, but for the starved and the poisoned."""

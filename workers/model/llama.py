@@ -44,6 +44,15 @@ class LlamaWeights:
     layers: tuple[LayerWeights, ...]
     digest: str  # of the converted weights and the configuration
 
+    @property
+    def bytes(self) -> int:
+        """What the weights take in memory."""
+        tensors = [self.embedding, self.norm]
+        tensors += [] if self.head is self.embedding else [self.head]
+        tensors += [] if self.rope_factors is None else [self.rope_factors]
+        tensors += [getattr(layer, name) for layer in self.layers for name in LayerWeights.__slots__]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 class Llama:
     """A model ready to compute: ``dtype`` is that of activations, keys and values; the residual sum is
@@ -64,18 +73,25 @@ class Llama:
         self._norm = weights.norm.float()
 
     def logits(
-        self, ids: Tensor, ragged: Ragged, keys: Sequence[Tensor], values: Sequence[Tensor], sampled: Tensor
+        self,
+        ids: Tensor,
+        ragged: Ragged,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        sampled: Tensor,
+        layers: int | None = None,
     ) -> Tensor:
         """Compute a step: ``ids`` [tokens] enter the pools, float32 ``[sampled, vocab]`` come back.
 
         ``keys`` and ``values`` are the pools of each layer, ``sampled`` the indices of the tokens whose
-        logits are wanted; where it is empty only the pools change.
+        logits are wanted; where it is empty only the pools change. ``layers`` are how many are computed, by
+        default all: the first two take as much memory at once as all of them.
         """
         config, project, eps = self.config, self._products.project, self.config.rms_eps
         tokens, heads, kv_heads = ids.shape[0], config.heads, config.kv_heads
         cos, sin = self._rope.tables(ragged.positions)
         x = functional.embedding(ids, self.weights.embedding).float()
-        for index, layer in enumerate(self.weights.layers):
+        for index, layer in enumerate(self.weights.layers[:layers]):
             h = rms_norm(x, self._attn_norms[index], eps, self.dtype)
             qkv = project(h, layer.qkv).view(tokens, heads + 2 * kv_heads, config.head_dim)
             qk = rope(qkv[:, : heads + kv_heads], cos, sin)
