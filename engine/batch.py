@@ -11,6 +11,7 @@ from baton.ipc.frames import Params
 
 END_FLAG = 1
 INVALID_FLAG = 2
+UNKNOWN = -1  # in place of a token that the step before is still sampling: the device has it
 #: beside INVALID_FLAG: the logits were sound, but the request's own parameters forbid every token
 NOTHING_FLAG = 4
 
@@ -89,7 +90,8 @@ class StepRow(msgspec.Struct, gc=False):
 
     ``blocks`` is the sequence's block table and covers ``start + len(tokens)`` tokens. With ``sample`` one token is
     chosen after the last of them; ``position`` is its place in the output (0 is the first generated token) and
-    ``history`` what came before, where the sampling needs it.
+    ``history`` what came before, where the sampling needs it. The last token may be ``UNKNOWN`` where a step is
+    launched before the one before it was collected.
     """
 
     slot: int

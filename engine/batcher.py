@@ -2,12 +2,13 @@
 
 There is no prefill phase: a step is a set of (sequence, tokens to compute) within one token budget. Decodes go first,
 then chunks of running prompts, then new work, first come first served. When blocks or seats run out a paused sequence
-gives way, else the youngest: its blocks are dropped and its tokens computed again, ahead of all later work.
+gives way, else the youngest: its blocks are dropped and its tokens computed again, ahead of all later work. One that
+a step in flight names leaves when that step has landed; whoever needs its blocks sits out until then.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
@@ -16,118 +17,196 @@ from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
 from baton.engine.sequence import Sequence
 
-Chosen = list[tuple[Sequence, int]]
+Chosen = dict[Sequence, int]
+
+
+def _arrival(seq: Sequence) -> int:
+    return seq.arrival
 
 
 class Batcher:
-    """Invariant: a sequence is in ``waiting`` or in ``running``, never both, and only running ones hold blocks."""
+    """Invariant: a sequence is in ``waiting`` or in ``running``, never both, and only running ones hold blocks.
+
+    ``waiting`` is in order of arrival, ``running`` in the order in which seats were taken.
+    """
 
     def __init__(self, hands: Ownership, limits: Limits) -> None:
         self.hands = hands
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
+        self.suspects: dict[Sequence, None] = {}  # a worker died over them; each runs alone until it gains a token
         self.pool: BlockPool | None = None
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
         self.preemptions = 0
         self.tokens_per_row = 1  # so many a step may yield for one sequence
+        self._arrivals = 0
+        # while a step is chosen:
+        self._spare = 0  # free blocks that nobody was promised
+        self._coming: int | None = None  # blocks that come back when steps land, less what was promised of them
 
-    def choose(self, now_ns: int, out: list[Effect]) -> Chosen:
-        """The next step: sequences with the number of their tokens to compute; their blocks are allocated."""
-        pool = self.pool
-        assert pool is not None
-        self._pause_or_resume(now_ns, out)
-        suspect = next((seq for seq in [*self.running, *self.waiting] if seq.suspect and seq.has_credit), None)
-        if suspect is not None and (alone := self._alone(suspect, now_ns, out)):
-            return alone
+    def add(self, seq: Sequence) -> None:
+        """A new sequence, behind all others."""
+        self._arrivals += 1
+        seq.arrival = self._arrivals
+        self.waiting.append(seq)
+
+    def choose(self, flying: int, now_ns: int, out: list[Effect]) -> Chosen:
+        """The next step: sequences with the number of their tokens to compute; their blocks are allocated.
+
+        ``flying`` steps are under way.
+        """
+        assert self.pool is not None
+        self._spare, self._coming = self.pool.free, None
+        decodes, chunks = self._ready(now_ns, out)
+        suspect = next((seq for seq in self.suspects if seq.has_credit and seq.end is None), None)
+        if suspect is not None:
+            if flying:
+                return {}
+            if alone := self._alone(suspect, now_ns, out):
+                return alone
         budget = 1 if buggify("small step") else self.limits.step_tokens_max
         chosen, before = Chosen(), self.preemptions
-        ready = [seq for seq in self.running if seq.held.state != "paused" and not seq.suspect]
-        for seq in [seq for seq in ready if seq.wanted == 1]:
-            if budget and seq in self.running and self._make_room(seq, chosen, now_ns, out):
-                chosen.append((seq, 1))
-                budget -= 1
-        for seq in [seq for seq in ready if seq.wanted > 1]:
-            count = min(budget, seq.wanted)
-            if count and seq in self.running:
-                chosen.append((seq, count))
-                budget -= count
-        while budget and self.preemptions == before:
-            first = next((seq for seq in self.waiting if seq.has_credit and not seq.suspect), None)
-            if first is None or (chosen and buggify("no room")) or not self._make_way(first, now_ns, out):
+        for seq in decodes:
+            if not budget:
                 break
-            self._seat(first)
-            count = min(budget, first.tokens)
-            chosen.append((first, count))
-            budget -= count
+            if seq in self.running and not seq.leaving and self._make_room(seq, chosen, now_ns, out):
+                chosen[seq] = 1
+                budget -= 1
+        for seq in chunks:
+            if not budget:
+                break
+            if seq in self.running and not seq.leaving:
+                count = min(budget, seq.wanted)
+                chosen[seq] = count
+                budget -= count
+        if budget and self.waiting and self.preemptions == before and self._coming is None:
+            self._take_in(chosen, budget, now_ns, out)
         return chosen
+
+    def _ready(self, now_ns: int, out: list[Effect]) -> tuple[list[Sequence], list[Sequence]]:
+        """Who could go on: those at one token each, and those in their prompts.
+
+        A sequence past its client's credit keeps its blocks and spends no compute.
+        """
+        decodes, chunks = list[Sequence](), list[Sequence]()
+        for seq in self.running:
+            if seq.end is not None or seq.leaving:
+                continue
+            made = len(seq.output) + seq.pending
+            if made >= seq.credit:
+                if not seq.in_flight:
+                    self.hands.move(seq.held, "paused", now_ns, out)
+                continue
+            wanted = len(seq.handed.prompt_ids) + made - seq.planned
+            if seq.held.state == "paused":
+                self.hands.move(seq.held, "decoding" if wanted == 1 else "prefilling", now_ns, out)
+            if (seq.max_tokens is not None and made >= seq.max_tokens) or seq in self.suspects:
+                continue
+            (decodes if wanted == 1 else chunks).append(seq)
+        return decodes, chunks
+
+    def _take_in(self, chosen: Chosen, budget: int, now_ns: int, out: list[Effect]) -> None:
+        """New work for what is left of the budget, in its order; the first that finds no place ends it."""
+        seated, before = [], self.preemptions
+        for seq in self.waiting:
+            if seq.end is not None or not seq.has_credit or seq in self.suspects:
+                continue
+            if (chosen and buggify("no room")) or not self._make_way(seq, now_ns, out):
+                break
+            self._sit_down(seq)
+            seated.append(seq)
+            chosen[seq] = count = min(budget, seq.tokens)
+            budget -= count
+            if not budget or self.preemptions != before:
+                break
+        if seated:
+            taken = set(seated)
+            self.waiting = [seq for seq in self.waiting if seq not in taken]
 
     def _alone(self, seq: Sequence, now_ns: int, out: list[Effect]) -> Chosen:
         """A step of one suspect: if the worker dies of it again, it is known of what."""
         if seq in self.running:
-            if not self._make_room(seq, Chosen(), now_ns, out):
-                return []
+            if not self._make_room(seq, {}, now_ns, out):
+                return {}
+            if seq.held.state == "paused":
+                self.hands.move(seq.held, "decoding" if seq.wanted == 1 else "prefilling", now_ns, out)
         elif self._make_way(seq, now_ns, out):
-            self._seat(seq)
+            self.waiting.remove(seq)
+            self._sit_down(seq)
         else:
-            return []
-        return [(seq, min(self.limits.step_tokens_max, seq.wanted))]
+            return {}
+        return {seq: min(self.limits.step_tokens_max, seq.wanted)}
 
-    def _seat(self, seq: Sequence) -> None:
-        """From the queue into the batch, with blocks for all of its tokens."""
+    def _sit_down(self, seq: Sequence) -> None:
+        """Into the batch, with blocks for all of its tokens."""
         pool = self.pool
         assert pool is not None
-        self.waiting.remove(seq)
-        self.running.append(seq)
+        self.running[seq] = None
         seq.blocks.extend(pool.allocate(pool.blocks_for(seq.tokens)))
+
+    def landed(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
+        """A step that named the sequence has landed: if it was the last, and it leaves, it leaves now."""
+        if seq.leaving and not seq.in_flight and seq.end is None:
+            self._preempt(seq, now_ns, out)
 
     def remove(self, seq: Sequence) -> None:
         """The sequence has ended: out of the queue or the batch, its blocks freed."""
         if seq in self.running:
-            self.running.remove(seq)
+            del self.running[seq]
             self._drop_blocks(seq)
         else:
             self.waiting.remove(seq)
+        self.suspects.pop(seq, None)
 
     def roll_back(self, now_ns: int, out: list[Effect]) -> None:
         """The cache is gone with its worker: what ran waits again in front, in its order, with the tokens it has."""
         lost = [seq for seq in self.running if seq.end is None]
         for seq in self.running:
-            seq.in_flight = False
             self._drop_blocks(seq)
         for seq in lost:
             self.hands.move(seq.held, "preempted", now_ns, out)
-        self.running = [seq for seq in self.running if seq.end is not None]
-        self.waiting.extendleft(reversed(lost))
+        self.running = {seq: None for seq in self.running if seq.end is not None}
+        self.waiting = sorted(self.waiting + lost, key=_arrival)
         self.forgotten.clear()
         self.pool = None
-
-    def _pause_or_resume(self, now_ns: int, out: list[Effect]) -> None:
-        """A sequence past its client's credit keeps its blocks and spends no compute."""
-        for seq in self.running:
-            if not seq.has_credit:
-                self.hands.move(seq.held, "paused", now_ns, out)
-            elif seq.held.state == "paused":
-                self.hands.move(seq.held, "decoding" if seq.wanted == 1 else "prefilling", now_ns, out)
 
     def _make_room(self, seq: Sequence, chosen: Chosen, now_ns: int, out: list[Effect]) -> bool:
         """Blocks for all of its tokens; paused ones give way, then the youngest, which may be itself (False)."""
         pool = self.pool
         assert pool is not None
-        missing = pool.blocks_for(seq.tokens) - len(seq.blocks)
+        missing = max(0, -(-seq.tokens // pool.block_tokens) - len(seq.blocks))
         crowded = bool(chosen) and buggify("crowded out")
-        while pool.free < missing or crowded:
+        while missing > self._spare or crowded:
+            if not crowded and missing <= self._spare + self._returning():
+                self._promise(missing)
+                return False
             crowded = False
             paused = self._paused()
-            youngest = paused[-1] if paused else self.running[-1]
-            chosen[:] = [entry for entry in chosen if entry[0] is not youngest]
-            self._preempt(youngest, now_ns, out)
-            if youngest is seq:
+            victim = paused[-1] if paused else self._youngest()
+            chosen.pop(victim, None)
+            self._send_away(victim, now_ns, out)
+            if victim is seq:
                 return False
-        if missing > 0:
+        if missing:
+            self._spare -= missing
             seq.blocks.extend(pool.allocate(missing))
-        self._look_ahead(seq, pool)
+        if self.tokens_per_row > 1:
+            self._look_ahead(seq, pool)
         return True
+
+    def _returning(self) -> int:
+        """Blocks that come back, without anybody's doing, once the steps under way have landed."""
+        if self._coming is None:
+            going = (seq for seq in self.running if seq.leaving or seq.end is not None or seq.is_whole)
+            self._coming = sum(len(seq.blocks) for seq in going)
+        return self._coming
+
+    def _promise(self, missing: int) -> None:
+        """These blocks, there or coming, are for one that sits this step out."""
+        free = min(missing, self._spare)
+        self._spare -= free
+        self._coming = self._returning() - (missing - free)
 
     def _look_ahead(self, seq: Sequence, pool: BlockPool) -> None:
         """Blocks to spare for the tokens a step may yield beyond one; it yields what there is room for.
@@ -136,14 +215,19 @@ class Batcher:
         """
         most = len(seq.handed.prompt_ids) + (seq.max_tokens or 0)
         wanted = pool.blocks_for(min(seq.tokens + self.tokens_per_row - 1, most)) - len(seq.blocks)
-        if wanted > 0:
-            seq.blocks.extend(pool.allocate(min(wanted, pool.free)))
+        if wanted > 0 and self._spare > 0:
+            spare = min(wanted, self._spare)
+            self._spare -= spare
+            seq.blocks.extend(pool.allocate(spare))
 
     def _make_way(self, seq: Sequence, now_ns: int, out: list[Effect]) -> bool:
         """Blocks and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another."""
-        pool, paused = self.pool, self._paused()
+        pool, seats = self.pool, self.limits.running_requests_max
         assert pool is not None
-        needed, seats = pool.blocks_for(seq.tokens), self.limits.running_requests_max
+        needed = pool.blocks_for(seq.tokens)
+        if pool.free >= needed and len(self.running) < seats:
+            return True
+        paused = self._paused()
         reclaimable = sum(len(other.blocks) for other in paused)
         if pool.free + reclaimable < needed or len(self.running) - len(paused) >= seats:
             return False
@@ -152,15 +236,30 @@ class Batcher:
         return True
 
     def _paused(self) -> list[Sequence]:
-        return [seq for seq in self.running if seq.held.state == "paused"]
+        """Whose clients have no room; no step names them any more."""
+        return [seq for seq in self.running if seq.held.state == "paused" and seq.end is None]
+
+    def _youngest(self) -> Sequence:
+        """Who came last of those that run and are not on their way out."""
+        staying = (seq for seq in self.running if not (seq.leaving or seq.end is not None or seq.is_whole))
+        return max(staying, key=_arrival)
+
+    def _send_away(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
+        """Preempt, at once or as soon as no step in flight names it."""
+        if seq.in_flight:
+            self._coming = self._returning() + len(seq.blocks)
+            seq.leaving = True
+        else:
+            self._spare += len(seq.blocks)
+            self._preempt(seq, now_ns, out)
 
     def _preempt(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
-        self.running.remove(seq)
+        del self.running[seq]
         self._drop_blocks(seq)
         seq.preemptions += 1
         self.preemptions += 1
         self.hands.move(seq.held, "preempted", now_ns, out)
-        self.waiting.appendleft(seq)
+        insort(self.waiting, seq, key=_arrival)
 
     def _drop_blocks(self, seq: Sequence) -> None:
         """The one place where blocks are freed."""
@@ -169,4 +268,5 @@ class Batcher:
             self.pool.release(seq.blocks)
         if seq.started:
             self.forgotten.append(seq.held.slot)
-        seq.started, seq.computed, seq.told_blocks = False, 0, 0
+        seq.started, seq.leaving = False, False
+        seq.computed, seq.planned, seq.told_blocks = 0, 0, 0

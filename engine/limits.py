@@ -14,6 +14,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # the doors
     body_bytes_max: int = 4 << 20
     messages_max: int = 2048
+    choices_max: int = 128
     top_logprobs_max: int = 20
     scores_per_request_max: int = 1 << 18
     stop_strings_max: int = 16
@@ -59,6 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # the engine
     running_requests_max: int = 256
     step_tokens_max: int = 512
+    steps_in_flight_max: int = 2
     output_tokens_max: int = 1 << 20
     # what is believed of the machine before it is known: a step, a token in it, a position attended to, a byte moved
     step_prior_s: float = 0.005

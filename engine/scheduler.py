@@ -7,13 +7,14 @@ batcher's to choose. This module knows no tensor, no text and no clock.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from baton.engine.batch import sampling_of
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
-from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Span, Start, StepDone, TokenRing
+from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Start, StepDone, TokenRing
+from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.sequence import End, Sequence
@@ -38,17 +39,8 @@ from baton.ipc.frames import (
 )
 
 
-@dataclass(slots=True)
-class Flight:
-    """The step the workers run now."""
-
-    step: int
-    since_ns: int
-    rows: Chosen
-
-
 class SchedulerCore:
-    """Invariants: a slot has at most one sequence, each is in the batcher once; at most one step is in flight."""
+    """Invariants: a slot has at most one sequence, each is in the batcher once, and ends only when no step names it."""
 
     def __init__(
         self, me: Address, board: SchedulerBoard, ring: TokenRing, end_ids: tuple[int, ...], limits: Limits
@@ -65,8 +57,11 @@ class SchedulerCore:
         self.batcher = Batcher(self.hands, limits)
         self.ended: list[Sequence] = []
         self.ranks: dict[int, WorkerHello] = {}
-        self.flight: Flight | None = None
-        self.step = me.incarnation << 32  # so that no step of an earlier life is taken for one of this
+        # the upper half is ours alone, so that no step of an earlier life is taken for one of this
+        self.flights = Flights(me.incarnation << 32, limits.step_span_links_max)
+        self.unexplained: list[
+            Flight
+        ] = []  # lost to a death that was seen from a greeting; the news of it will say why
         self.counts: Counter[str] = Counter()
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -77,9 +72,10 @@ class SchedulerCore:
     def handle(self, event: object, now_ns: int) -> list[Effect]:
         """One event in, effects out; afterwards whatever has ended is handed on and the next step is planned."""
         out: list[Effect] = []
+        landed = False
         match event:
             case Doorbell():
-                self._drain(now_ns, out)
+                landed = self._drain(now_ns, out)
             case Handed():
                 self._handed(event, now_ns, out)
             case StopFound():
@@ -108,7 +104,7 @@ class SchedulerCore:
             case _:
                 raise AssertionError(f"no such event for a scheduler: {event!r}")
         self._finish_ended(now_ns, out)
-        self._plan(now_ns, out)
+        self._plan(landed, now_ns, out)
         self._publish()
         return out
 
@@ -131,7 +127,7 @@ class SchedulerCore:
         seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
-        self.batcher.waiting.append(seq)
+        self.batcher.add(seq)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
         elif base and event.delivered[-1] in sampling.end_ids:
@@ -183,7 +179,7 @@ class SchedulerCore:
         self.weights = self.weights or event.weights_digest
         assert event.weights_digest == self.weights, "a worker came back with other weights"
         if any(hello.group != group for hello in self.ranks.values()):
-            self._roll_back(now_ns, out)
+            self.unexplained = self._roll_back(now_ns, out)
         self.ranks[event.rank] = event
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
@@ -199,30 +195,38 @@ class SchedulerCore:
         if event.role == Role.WORKER:
             groups = [hello.group for hello in self.ranks.values()]
             if any(event.index < len(group) and group[event.index] < live for group in groups):
-                self._roll_back(now_ns, out, event.fault)
+                self.unexplained = self._roll_back(now_ns, out)
+            if event.fault:
+                self._suspect(self.unexplained)
+            self.unexplained = []
         elif event.role == Role.DETOKENIZER:
             self._drain(now_ns, out)
             for seq in self.sequences.values():
                 if seq.leased_to and seq.leased_to < live:
                     self._lease(seq, out)
 
-    def _roll_back(self, now_ns: int, out: list[Effect], fault: bool = False) -> None:
-        """A rank is gone, and the cache with it: count what was committed, then begin again from those tokens."""
+    def _roll_back(self, now_ns: int, out: list[Effect]) -> list[Flight]:
+        """A rank is gone, and the cache with it: count what was committed, then begin again from those tokens.
+
+        The steps that will not land any more.
+        """
         self._drain(now_ns, out)
-        if fault and self.flight is not None:
-            self._suspect(self.flight)
-        self.flight = None
+        lost = self.flights.drop()
         self.ranks.clear()
         self.batcher.roll_back(now_ns, out)
+        return lost
 
-    def _suspect(self, flight: Flight) -> None:
-        """The worker died over this step and nobody did it: its sequences run alone until each has gained a token."""
-        alone = len(flight.rows) == 1
-        for seq, _ in flight.rows:
+    def _suspect(self, lost: list[Flight]) -> None:
+        """The worker died over these steps and nobody did it: their sequences run alone until each has gained a token.
+
+        All of them: a worker may have begun the second step before the first was committed.
+        """
+        rows = dict.fromkeys(seq for flight in lost for seq, _, _ in flight.rows)
+        for seq in rows:
             if seq.end is not None:
                 continue
-            seq.suspect = True
-            seq.lone_deaths += alone
+            self.batcher.suspects[seq] = None
+            seq.lone_deaths += len(rows) == 1
             if seq.lone_deaths >= self.limits.lone_deaths_max:
                 message = f"the worker died {seq.lone_deaths} times over this request alone; it is not tried again"
                 failure = Failure(500, "server_error", message, None, "poisoned")
@@ -236,17 +240,20 @@ class SchedulerCore:
 
     # -------------------------------------------------------------------------------- tokens
 
-    def _drain(self, now_ns: int, out: list[Effect]) -> None:
+    def _drain(self, now_ns: int, out: list[Effect]) -> bool:
+        """Count what was committed; whether a step of ours has landed."""
+        landed = False
         for done in self.ring.read():
             self._count(done, now_ns, out)
-            flight = self.flight
-            if flight is not None and flight.step == done.step and done.incarnation == self._rank0():
-                self.flight = None
-                yielded = Counter(record.slot for record in done.records)
-                for seq, count in flight.rows:  # of several tokens of one step all but the last have been computed
-                    seq.computed += count + max(0, yielded[seq.held.slot] - 1)
-                    seq.in_flight = False
-                self._step_span(flight, len(done.records), now_ns, out)
+            flight = None
+            if done.incarnation == self._rank0():
+                flight = self.flights.land(done, self.batcher.tokens_per_row)
+            if flight is not None:
+                landed = True
+                for seq, _, _ in flight.rows:
+                    self.batcher.landed(seq, now_ns, out)
+                self.flights.report(flight, len(done.records), now_ns, out)
+        return landed
 
     def _rank0(self) -> int:
         hello = self.ranks.get(0)
@@ -271,7 +278,9 @@ class SchedulerCore:
             seq.logprobs.append(record.logprob)
             if seq.sampling.top_logprobs:
                 seq.tops.append(record.tops)
-            seq.suspect, seq.lone_deaths = False, 0
+            if seq.lone_deaths or self.batcher.suspects:
+                seq.lone_deaths = 0
+                self.batcher.suspects.pop(seq, None)
             self.board.count(record.slot, len(seq.handed.prompt_ids), length + 1)
             if seq.end is None:
                 if what is not None:
@@ -280,18 +289,6 @@ class SchedulerCore:
                     self.hands.move(seq.held, "decoding", now_ns, out)
             elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
                 seq.end = End("stop", length + 1, stop) if what == "stop" else replace(seq.end, length=length + 1)
-
-    def _step_span(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
-        links = [seq.held.trace for seq, _ in flight.rows if seq.held.trace[24] & 1]
-        if links:
-            attributes: dict[str, str | int | float | bool] = {
-                "baton.step": flight.step,
-                "baton.rows": len(flight.rows),
-                "baton.tokens": sum(count for _, count in flight.rows),
-                "baton.sampled": sampled,
-            }
-            most = self.limits.step_span_links_max
-            out.append(Span("step", b"", flight.since_ns, now_ns, attributes, links=tuple(links[:most])))
 
     # -------------------------------------------------------------------------------- ending
 
@@ -337,44 +334,47 @@ class SchedulerCore:
 
     # -------------------------------------------------------------------------------- planning
 
-    def _plan(self, now_ns: int, out: list[Effect]) -> None:
-        """Plan one step if none is in flight."""
-        if self.flight is None and self.batcher.pool is not None:
-            chosen = self.batcher.choose(now_ns, out)
-            if chosen:
-                self._launch(chosen, now_ns, out)
+    def _plan(self, landed: bool, now_ns: int, out: list[Effect]) -> None:
+        """Plan a step if none is in flight. Ahead of one that is, only when another has just landed: so whoever
+        comes while an idle engine's first step runs is in the second.
+        """
+        foreseen = landed and self.batcher.tokens_per_row == 1  # else nobody knows where the next step begins
+        most = self.limits.steps_in_flight_max if foreseen else 1
+        while len(self.flights) < most and self.batcher.pool is not None:
+            chosen = self.batcher.choose(len(self.flights), now_ns, out)
+            if not chosen:
+                break
+            self._launch(chosen, now_ns, out)
 
     def _launch(self, chosen: Chosen, now_ns: int, out: list[Effect]) -> None:
         """Write the step into a plan: leases first, then what the workers do not know yet."""
-        self.step += 1
-        starts, rows = [], []
+        starts, rows, flight = [], [], []
         live = self.board.live(Role.DETOKENIZER, 0)
-        for seq, count in chosen:
+        for seq, count in chosen.items():
             held = seq.held
             if seq.leased_to != live or buggify("lease again"):
                 self._lease(seq, out)
             if not seq.started:
                 seq.started = True
                 tokens = seq.handed.prompt_ids + seq.output
-                prompt_tokens = len(seq.handed.prompt_ids)
-                starts.append(Start(held.slot, held.generation, seq.run, tokens, prompt_tokens, seq.sampling))
+                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling))
                 self.hands.move(held, "prefilling", now_ns, out)
-            sample = seq.computed + count == seq.tokens
-            rows.append(Row(held.slot, seq.computed, count, seq.blocks[seq.told_blocks :], sample))
-            seq.told_blocks = len(seq.blocks)
-            seq.in_flight = True
+            sample = seq.planned + count == seq.tokens
+            told, seq.told_blocks = seq.told_blocks, len(seq.blocks)
+            rows.append(Row(held.slot, seq.planned, count, seq.blocks[told:], sample))
+            flight.append((seq, count, sample))
         incarnations = tuple(self.ranks[rank].address.incarnation for rank in sorted(self.ranks))
-        out.append(Plan(incarnations, self.step, self.batcher.forgotten, starts, rows))
+        step = self.flights.launch(flight, now_ns)
+        out.append(Plan(incarnations, step, self.batcher.forgotten, starts, rows))
         self.batcher.forgotten = []
-        self.flight = Flight(self.step, now_ns, chosen)
 
     def _sequence(self, slot: int, generation: int) -> Sequence | None:
         seq = self.sequences.get(slot)
         return seq if seq is not None and seq.held.generation == generation else None
 
     def story(self) -> str:
-        """The step in flight, then every request held, a line each, for dumps."""
-        flight = self.flight
-        rows = [] if flight is None else [(seq.held.slot, count) for seq, count in flight.rows]
-        head = f"step {self.step} in flight: {rows}\n"
+        """The steps in flight, then every request held, a line each, for dumps."""
+        head = ""
+        for flight in self.flights.under_way:
+            head += f"step {flight.step} in flight: {[(seq.held.slot, count) for seq, count, _ in flight.rows]}\n"
         return head + "".join(f"slot {slot}: {seq}\n" for slot, seq in self.sequences.items())

@@ -23,7 +23,11 @@ class End:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the scheduler. ``computed`` of its tokens have their keys and values in ``blocks``."""
+    """A request in the scheduler. ``computed`` of its tokens have their keys and values in ``blocks``.
+
+    ``planned`` counts those that steps in flight will have computed besides; ``pending`` tokens are being sampled by
+    such steps and not known here yet. ``in_flight`` is how many steps in flight name it.
+    """
 
     held: Held
     handed: Handed
@@ -37,14 +41,17 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     told_blocks: int = 0
     computed: int = 0
+    planned: int = 0
+    pending: int = 0
     started: bool = False
-    in_flight: bool = False
+    in_flight: int = 0
+    leaving: bool = False  # to be preempted as soon as no step in flight names it
     admitted: bool = False
     leased_to: int = 0
     preemptions: int = 0
-    suspect: bool = False  # a worker died over it, unexplained; it runs alone until it gains a token
-    lone_deaths: int = 0
     cached_tokens: int = 0  # prompt tokens whose keys and values came from the prefix cache, at its first start
+    lone_deaths: int = 0  # how often a worker died over it alone, unexplained
+    arrival: int = 0  # its place among all that came
     end: End | None = None
 
     @property
@@ -53,14 +60,24 @@ class Sequence:
         return self.held.epoch
 
     @property
+    def prompt_tokens(self) -> int:
+        """How long its prompt is."""
+        return len(self.handed.prompt_ids)
+
+    @property
+    def made(self) -> int:
+        """Output tokens, with those that are being sampled."""
+        return len(self.output) + self.pending
+
+    @property
     def tokens(self) -> int:
-        """Prompt and output tokens so far."""
-        return len(self.handed.prompt_ids) + len(self.output)
+        """Prompt and output tokens, with those that are being sampled."""
+        return len(self.handed.prompt_ids) + len(self.output) + self.pending
 
     @property
     def wanted(self) -> int:
-        """Tokens that must still be computed before the next one can be sampled."""
-        return self.tokens - self.computed
+        """Tokens that must still be planned before the next one can be sampled."""
+        return self.tokens - self.planned
 
     def lease(self, incarnation: int) -> Lease:
         """Everything that a detokenizer must know of it to go on from here."""
@@ -73,4 +90,9 @@ class Sequence:
     @property
     def has_credit(self) -> bool:
         """Whether the client has room for another token."""
-        return len(self.output) < self.credit
+        return self.made < self.credit
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last token it may have is there, or is being sampled."""
+        return self.max_tokens is not None and self.made >= self.max_tokens

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.batch import INVALID_FLAG, History, Sampled, Sampling, StepRow
-from baton.engine.effects import Plan, StepDone, TokenRecord
+from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, History, Sampled, Sampling, StepRow
+from baton.engine.effects import Plan, Row, StepDone, TokenRecord
 
 
 @dataclass(slots=True)
 class SlotState:
-    """One sequence as the worker knows it; ``blocks`` is its block table."""
+    """One sequence as the worker knows it; ``blocks`` is its block table.
+
+    ``pending`` tokens are being sampled by steps that are not committed yet. Once it has ``ended`` its rows are passed
+    over: they were planned before the end was known.
+    """
 
     generation: int
     run: int
@@ -22,6 +26,8 @@ class SlotState:
     prompt_tokens: int
     sampling: Sampling
     blocks: list[int]
+    pending: int = 0
+    ended: bool = False
 
 
 class WorkerCore:
@@ -34,7 +40,8 @@ class WorkerCore:
         self.group = group
         self.block_tokens = block_tokens
         self.slots: dict[int, SlotState] = {}
-        self.scheduler = 0
+        self.scheduler = 0  # the incarnation whose plans are obeyed
+        self.mistrusted = -1  # and the last one whose are not: it left damage where a plan should have been
         self.dropped_plans = 0
 
     def join(self, group: tuple[int, ...]) -> None:
@@ -44,8 +51,10 @@ class WorkerCore:
             self.slots.clear()
 
     def apply(self, plan: Plan) -> list[StepRow] | None:
-        """The rows to compute, or None where the plan was made for another group of ranks."""
-        if plan.incarnations != self.group:
+        """The rows to compute, or None where the plan was made for another group of ranks, or comes after one that was
+        lost: plans are changes, so none is obeyed after a gap.
+        """
+        if plan.incarnations != self.group or plan.step >> 32 <= self.mistrusted:
             self.dropped_plans += 1
             return None
         if plan.step >> 32 != self.scheduler:  # another scheduler knows nothing of what an earlier one started
@@ -56,29 +65,54 @@ class WorkerCore:
         for s in plan.starts:
             tokens = list(s.token_ids)
             self.slots[s.slot] = SlotState(s.generation, s.run, tokens, s.prompt_tokens, s.sampling, [])
-        rows = []
-        for row in plan.rows:
-            state = self.slots[row.slot]
-            state.blocks.extend(row.blocks)
-            end = row.start + row.count
-            assert len(state.blocks) * self.block_tokens >= end, f"slot {row.slot}: table too short for {end} tokens"
-            assert end <= len(state.tokens), f"slot {row.slot}: asked for {end} of {len(state.tokens)} tokens"
-            position = len(state.tokens) - state.prompt_tokens
-            tokens = state.tokens[row.start : end]
-            sampling = state.sampling
-            history = History(state.tokens, state.prompt_tokens) if sampling.needs_history else None
-            rows.append(StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, sampling, history))
-        return rows
+        return [row for row in map(self._row, plan.rows) if row is not None]
+
+    def mistrust(self, scheduler: int) -> None:
+        """A plan of this incarnation of the scheduler was lost: what it plans from now on is dropped."""
+        self.mistrusted = max(self.mistrusted, scheduler)
+
+    def can_run_ahead(self, plan: Plan) -> bool:
+        """Whether a plan may be applied before the step before it was committed.
+
+        Not the first of another scheduler or for another group, and not where a choice depends on a token that the
+        step before is still sampling.
+        """
+        if plan.step >> 32 != self.scheduler or plan.incarnations != self.group:
+            return False
+        states = (self.slots.get(row.slot) for row in plan.rows)
+        return not any(state.pending and state.sampling.needs_history for state in states if state is not None)
+
+    def _row(self, row: Row) -> StepRow | None:
+        """What a row of a plan means here; None where its sequence has ended meanwhile."""
+        state = self.slots[row.slot]
+        state.blocks.extend(row.blocks)
+        if state.ended:
+            return None
+        end, known = row.start + row.count, len(state.tokens)
+        total = known + state.pending
+        assert len(state.blocks) * self.block_tokens >= end, f"slot {row.slot}: table too short for {end} tokens"
+        assert end <= total, f"slot {row.slot}: asked for {end} of {total} tokens"
+        tokens = state.tokens[row.start : end] + [UNKNOWN] * (end - known)
+        position = total - state.prompt_tokens
+        state.pending += row.sample
+        history = History(state.tokens, state.prompt_tokens) if state.sampling.needs_history else None
+        return StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling, history)
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:
-        """Append the sampled tokens to their slots; the records that tell the readers so."""
+        """Append the sampled tokens to their slots; the records that tell the readers so. None is of a step
+        after its end.
+        """
         records = []
         results = iter(sampled)
         for row in rows:
             if not row.sample:
                 continue
             result, state = next(results), self.slots[row.slot]
+            state.pending -= 1
+            if state.ended:
+                continue
             for position, one in enumerate((result, *result.more), row.position):
+                state.ended |= bool(one.flags & (END_FLAG | INVALID_FLAG))
                 if not one.flags & INVALID_FLAG:
                     state.tokens.append(one.token)
                 name = (row.slot, state.generation, state.run)

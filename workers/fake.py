@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling, StepRow
+from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, Sampled, Sampling, StepRow
 from baton.engine.blocks import Move
 from baton.engine.scores import pack
 
@@ -44,7 +44,8 @@ class ScriptedRunner:
     ``vocab`` is the number of token ids; with ``mean_tokens`` an answer has that many tokens on average if it is not
     bounded; ``step_ns`` and ``token_ns`` are the time model. ``faulty`` maps a request's seed to the output position
     at which its numbers are not finite. A row yields up to ``tokens_per_row_max`` tokens a step, as with speculation:
-    how many is a function of its context and of the room in its blocks.
+    how many is a function of its context and of the room in its blocks. An ``asynchronous`` one can be given a step
+    before the one before it is collected, as a device that works by itself.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ScriptedRunner:
         token_ns: int = 0,
         faulty: Mapping[int, int] | None = None,
         tokens_per_row_max: int = 1,
+        asynchronous: bool = False,
         host_blocks: int = 0,
     ) -> None:
         assert vocab > 1 and blocks > 0 and block_tokens > 0 and mean_tokens > 0 and tokens_per_row_max > 0
@@ -66,8 +68,10 @@ class ScriptedRunner:
         self.step_ns = step_ns
         self.token_ns = token_ns
         self.faulty = dict(faulty or {})
+        self.asynchronous = asynchronous
         self.tokens_per_row_max = tokens_per_row_max
         self._cache = [0] * (blocks * block_tokens)
+        self._last: dict[int, int] = {}  # each slot's last sampled token, as a device keeps it
         self._host = [0] * (host_blocks * block_tokens)
         self.host_blocks = host_blocks
         self.weights_bytes = self.workspace_bytes = 0  # it has no weights, and computes in place
@@ -79,7 +83,16 @@ class ScriptedRunner:
             state = self._compute(row)
             if row.sample:
                 sampled.append(self._burst(state, row))
+                self._last[row.slot] = sampled[-1].token
         return sampled
+
+    def launch(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """Begin a step; what to ``collect``."""
+        return self.step(rows)
+
+    def collect(self, handle: list[Sampled]) -> list[Sampled]:
+        """What a launched step sampled."""
+        return handle
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Copy and swap blocks, as ``engine.blocks.Move`` says, in order."""
@@ -98,7 +111,7 @@ class ScriptedRunner:
         """Write the row's tokens into its blocks, after what the cache holds of those before."""
         state = self._cache[self._place(row, row.start - 1)] if row.start else 0
         for position, token in enumerate(row.tokens, row.start):
-            state = follow(state, token)
+            state = follow(state, self._last[row.slot] if token == UNKNOWN else token)
             self._cache[self._place(row, position)] = state
         return state
 

@@ -1,4 +1,4 @@
-"""The worker process of one device: plans in, tokens out. One step at a time, in the order of the plan ring.
+"""The worker process of one device: plans in, tokens out, in the order of the plan ring.
 
 Every rank reads every plan; rank 0 alone writes the token ring. What is computed is a runner's: the real model, or the
 scripted one that replays a function of the seed. It decides nothing.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -29,12 +30,14 @@ SCRIPTED_BLOCK_TOKENS = 16
 TOKEN_NS_GUESS = 10e6
 SCRIPTED_BLOCKS = 16384
 SCRIPTED_WEIGHTS = "scripted"
+AHEAD_MAX = 2  # steps begun and not collected, on a device that works by itself
 
 
 class StepRunner(Protocol):
-    """What a runner is to this process. A step yields up to ``tokens_per_row_max`` tokens for a row that samples.
+    """What a runner is to this process: rows in, one ``Sampled`` out for each row that asks for it, in order.
 
-    The figures are of memory, in bytes, and of blocks it has on the host.
+    A step yields up to ``tokens_per_row_max`` tokens for a row that samples. The figures are of memory, in bytes, and
+    of blocks it has on the host.
     """
 
     @property
@@ -46,6 +49,20 @@ class StepRunner(Protocol):
     @property
     def host_blocks(self) -> int: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
+
+
+@runtime_checkable
+class DeviceRunner(Protocol):
+    """A runner whose device works by itself: ``launch`` begins a step, ``collect`` waits for it.
+
+    A step may be launched before the one before it was collected; a token that is ``UNKNOWN`` in it is the one that the
+    earlier step samples for that slot. Without ``asynchronous`` the two are not used.
+    """
+
+    asynchronous: bool
+
+    def launch(self, rows: Sequence[StepRow]) -> Any: ...  # a handle, the runner's own
+    def collect(self, handle: Any) -> list[Sampled]: ...
 
 
 class Greeter:
@@ -80,8 +97,23 @@ class Greeter:
         return f"{self.hello}\n"
 
 
+@dataclass(slots=True)
+class Begun:
+    """A step that was begun: on a device that works by itself ``handle`` is what to collect."""
+
+    plan: Plan
+    rows: list[StepRow]
+    tokens: int
+    since_ns: int
+    handle: Any  # the runner's own
+
+
 class StepLoop:
-    """Runs plans one after the other. Invariant: a step's records are committed before the next plan is looked at."""
+    """Runs plans one after the other. The next plan mostly lies in the ring when a step is over.
+
+    Invariant: steps are committed in the order of their plans. Only a device that works by itself is given a step
+    before the one before it was collected.
+    """
 
     def __init__(
         self,
@@ -93,17 +125,20 @@ class StepLoop:
     ) -> None:
         self.process = process
         self.runner = runner
+        self.device = runner if isinstance(runner, DeviceRunner) and runner.asynchronous else None
         self.core = core
         self.step_s = step_s
         self.group = group
-        self.plans = process.plans()
+        self.plans = process.plans(core.mistrust)
         self.write = process.step_writer() if process.me.index == 0 else None
         self.token_ns = TOKEN_NS_GUESS  # how long a token takes, on average of late: what the watch is told to expect
         self._todo: deque[Plan] = deque()
+        self._begun: deque[Begun] = deque()
+        self._trying: tuple[int, list[StepRow]] = (0, [])  # what the runner was last asked for
         self._task: asyncio.Task[None] | None = None
 
     def plans_came(self) -> None:
-        """The doorbell was rung: run what is there, unless it is being run already."""
+        """The doorbell was rung: run what is there, unless that is being done already."""
         self._todo.extend(self.plans.read())
         if self._todo and self._task is None:
             self._task = self.process.loop.create_task(self._run())
@@ -115,31 +150,49 @@ class StepLoop:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        plan, rows = None, None
         try:
-            while self._todo:
-                plan = self._todo.popleft()
-                rows = self.core.apply(plan)
-                if rows is None:
-                    continue
-                tokens = sum(len(row.tokens) for row in rows)
-                self.process.board.expect(*self.process.me.place, int(tokens * self.token_ns))
-                began_ns = self.process.now_ns()
-                if self.step_s:
-                    await asyncio.sleep(self.step_s)
-                sampled = self.runner.step(rows)
-                if self.group() != plan.incarnations:  # a rank was replaced meanwhile: the step is rolled back
-                    continue
-                done = self.core.commit(plan, rows, sampled)
-                self.token_ns += (((self.process.now_ns() - began_ns) / tokens) - self.token_ns) / 8
-                await self._commit(done)
-                self.process.board.beat(*self.process.me.place)
+            while self._todo or self._begun:
+                while self._todo and self._may_begin(self._todo[0]):
+                    self._begin(self._todo.popleft())
+                if self._begun:
+                    await self._finish(self._begun.popleft())
+                    self._todo.extend(self.plans.read())  # without waiting for the bell
+                    await asyncio.sleep(0)  # whoever else has something to do here
         except Exception as error:
-            if plan is not None and out_of_memory(error):
-                say_so(self.process.log, plan.step, rows or [])
+            if out_of_memory(error):
+                say_so(self.process.log, *self._trying)
             self.process.fatal(error)
         finally:
             self._task = None
+
+    def _may_begin(self, plan: Plan) -> bool:
+        """Whether the step may set out now; with nothing under way it always may."""
+        if not self._begun:
+            return True
+        return self.device is not None and len(self._begun) < AHEAD_MAX and self.core.can_run_ahead(plan)
+
+    def _begin(self, plan: Plan) -> None:
+        rows = self.core.apply(plan)
+        if rows is None:
+            return
+        tokens, now_ns = sum(len(row.tokens) for row in rows), self.process.now_ns()
+        self.process.board.expect(*self.process.me.place, int(tokens * self.token_ns))
+        self._trying = plan.step, rows
+        handle = self.device.launch(rows) if self.device is not None and rows else None
+        self._begun.append(Begun(plan, rows, tokens, now_ns, handle))
+
+    async def _finish(self, begun: Begun) -> None:
+        rows, sampled = begun.rows, list[Sampled]()
+        if rows:
+            self._trying = begun.plan.step, rows
+            if self.step_s:
+                await asyncio.sleep(self.step_s)
+            sampled = self.runner.step(rows) if self.device is None else self.device.collect(begun.handle)
+            spent_ns = self.process.now_ns() - begun.since_ns
+            self.token_ns += (spent_ns / begun.tokens - self.token_ns) / 8
+        if self.group() == begun.plan.incarnations:  # else a rank was replaced meanwhile: the step is rolled back
+            await self._commit(self.core.commit(begun.plan, rows, sampled))
+        self.process.board.beat(*self.process.me.place)
 
     async def _commit(self, done: StepDone) -> None:
         if self.write is None:

@@ -117,10 +117,14 @@ class Process:
         ring = RingReader(self.surroundings.ring("tokens"), reader)
         return StepReader(ring, rows, lambda error: self._damaged(Role.WORKER, error))
 
-    def plans(self) -> PlanReader:
-        """This rank's reading end of the plan ring."""
-        ring = RingReader(self.surroundings.ring("plans"), self.me.index)
-        return PlanReader(ring, lambda error: self._damaged(Role.SCHEDULER, error))
+    def plans(self, lost: Callable[[int], None]) -> PlanReader:
+        """This rank's reading end of the plan ring; ``lost`` hears which scheduler's plans were damaged."""
+
+        def damaged(error: RingDamaged) -> None:
+            lost(self.board.live(Role.SCHEDULER, 0))
+            self._damaged(Role.SCHEDULER, error)
+
+        return PlanReader(RingReader(self.surroundings.ring("plans"), self.me.index), damaged)
 
     def plan_readers(self) -> int:
         """How many ranks read the plan ring: as many as there are."""
@@ -139,7 +143,7 @@ class Process:
         writer = PlanWriter(RingWriter(ring))
 
         def write(plan: Plan) -> None:
-            assert writer.write(plan), "one step is in flight at most, so the plan ring has room"
+            assert writer.write(plan), "few steps are in flight, so the plan ring has room"
             for rank in range(ring.readers):
                 self.surroundings.ring_bell(Role.WORKER, rank, "plans")
 

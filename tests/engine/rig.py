@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TypeVar
+
+import msgspec
 
 from baton.engine.batch import sampling_of
 from baton.engine.effects import Doorbell, Effect, Plan, Send, StepDone, TokenRecord
@@ -96,17 +99,23 @@ class Tape:
 
 
 class Engine:
-    """A scheduler and a scripted worker in lock step, with a test in the places of all others."""
+    """A scheduler and a scripted worker in lock step, with a test in the places of all others.
+
+    At most ``in_flight`` steps are under way, by default one, so that a test sees one decision after the other.
+    """
 
     tokens_per_row_max = 1
 
-    def __init__(self, limits: Limits | None = None, blocks: int = 64, block_tokens: int = 4) -> None:
+    def __init__(
+        self, limits: Limits | None = None, blocks: int = 64, block_tokens: int = 4, in_flight: int = 1
+    ) -> None:
+        limits = msgspec.structs.replace(limits or Limits(), steps_in_flight_max=in_flight)
         self.board = make_board(64)
         self.tape = Tape()
-        self.core = SchedulerCore(address(Role.SCHEDULER), self.board, self.tape, (END,), limits or Limits())
+        self.core = SchedulerCore(address(Role.SCHEDULER), self.board, self.tape, (END,), limits)
         self.block_tokens = block_tokens
         self.now_ns = 0
-        self.plan: Plan | None = None
+        self.waiting: deque[Plan] = deque()
         self.plans: list[Plan] = []
         self.sent: list[AnyFrame] = []
         self.start_worker(1, blocks)
@@ -120,13 +129,18 @@ class Engine:
         me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
         return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most))
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that the worker runs next."""
+        return self.waiting[0] if self.waiting else None
+
     def tell(self, event: object) -> list[Effect]:
-        """One event for the scheduler; its plan waits for ``step``."""
+        """One event for the scheduler; its plans wait for ``step``."""
         self.now_ns += 1
         out = self.core.handle(event, self.now_ns)
         for effect in out:
             if isinstance(effect, Plan):
-                self.plan = effect
+                self.waiting.append(effect)
                 self.plans.append(effect)
             elif isinstance(effect, Send):
                 self.sent.append(effect.frame)
@@ -142,14 +156,19 @@ class Engine:
 
     def step(self) -> bool:
         """The worker runs the plan that waits, and the scheduler hears of it; False if none waits."""
-        plan, self.plan = self.plan, None
-        if plan is None:
+        if not self.waiting:
             return False
+        if self.compute():
+            self.tell(Doorbell())
+        return True
+
+    def compute(self) -> bool:
+        """The worker runs the plan that waits, and nobody hears of it yet; False if the plan is for another."""
+        plan = self.waiting.popleft()
         rows = self.worker.apply(plan)
         if rows is not None:
             self.tape.steps.append(self.worker.commit(plan, rows, self.runner.step(rows)))
-            self.tell(Doorbell())
-        return True
+        return rows is not None
 
     def run(self, steps_max: int = 10_000) -> int:
         """Step until nothing is planned; the number of steps."""

@@ -20,11 +20,11 @@ class Speculating(Engine):
     def yields(self, *tokens: int, flags: dict[int, int] | None = None) -> None:
         """The step at hand gives its one row these tokens; ``flags`` are set on some of them, by place."""
         assert self.plan is not None
-        rows = self.worker.apply(self.plan)
+        plan = self.waiting.popleft()
+        rows = self.worker.apply(plan)
         assert rows is not None
         made = [Sampled(token, -1.0, (flags or {}).get(at, 0)) for at, token in enumerate(tokens)]
         made[0].more = tuple(made[1:])
-        plan, self.plan = self.plan, None
         self.tape.steps.append(self.worker.commit(plan, rows, made[:1]))
         self.tell(Doorbell())
 

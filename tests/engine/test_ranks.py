@@ -51,7 +51,7 @@ def test_nothing_is_planned_before_every_rank_has_greeted() -> None:
     engine.step()
     engine.replace(1)
     engine.hear(1)
-    engine.plan = None
+    engine.waiting.clear()
     for rank in (2, 0):
         assert not [effect for effect in engine.greet(rank) if isinstance(effect, Plan)]
     assert only(engine.greet(1), Plan).incarnations == (1, 2, 1)
@@ -63,7 +63,7 @@ def test_whichever_rank_dies_the_answer_is_the_same() -> None:
         engine.submit(0, PROMPT, PARAMS)
         engine.step()
         engine.step()
-        engine.plan = None
+        engine.waiting.clear()
         engine.replace(rank)
         engine.hear(rank)
         if rank == 0:
@@ -82,7 +82,7 @@ def test_whichever_rank_dies_the_answer_is_the_same() -> None:
 def test_a_greeting_from_before_the_loss_counts_for_nothing_and_one_ahead_of_the_news_is_believed() -> None:
     engine = Ranks(2)
     engine.submit(0, PROMPT, PARAMS)
-    engine.plan = None
+    engine.waiting.clear()
     old = engine.group
     engine.replace(1)
     engine.greet(0, old)
@@ -94,12 +94,22 @@ def test_a_greeting_from_before_the_loss_counts_for_nothing_and_one_ahead_of_the
     assert not [effect for effect in engine.hear(1) if isinstance(effect, Plan)]
 
 
+def test_who_was_running_is_suspect_also_where_a_greeting_comes_before_the_news_of_the_death() -> None:
+    for fault in (True, False):
+        engine = Ranks(2)
+        engine.submit(0, PROMPT, PARAMS)
+        engine.waiting.clear()
+        engine.replace(1)
+        engine.greet(1)
+        engine.hear(1, fault)
+        assert [seq.held.slot for seq in engine.core.batcher.suspects] == [0] * fault
+
+
 def test_a_word_that_a_living_rank_committed_late_is_counted_as_the_detokenizer_counts_it() -> None:
     engine = Ranks(2)
     engine.submit(0, PROMPT, PARAMS)
     engine.step()
-    plan, engine.plan = engine.plan, None
-    assert plan is not None
+    plan = engine.waiting.popleft()
     rows = engine.worker.apply(plan) or []
     late = engine.worker.commit(plan, rows, engine.runner.step(rows))
     engine.replace(1)
@@ -118,7 +128,7 @@ def test_a_word_that_a_living_rank_committed_late_is_counted_as_the_detokenizer_
 def test_a_second_loss_while_they_gather_begins_the_gathering_again() -> None:
     engine = Ranks(2)
     engine.submit(0, PROMPT, PARAMS)
-    engine.plan = None
+    engine.waiting.clear()
     engine.replace(1)
     engine.hear(1)
     engine.greet(0)

@@ -265,13 +265,8 @@ def test_a_lost_worker_costs_no_committed_token_and_keeps_the_run() -> None:
     engine, whole = Engine(), truth(PROMPT, params(), 8)
     engine.submit(0, PROMPT, params())
     engine.step()
-    plan = engine.plan
-    assert plan is not None
-    rows = engine.worker.apply(plan)
-    assert rows is not None
-    engine.tape.steps.append(engine.worker.commit(plan, rows, engine.runner.step(rows)))
+    assert engine.compute()
     engine.board.set_live(Role.WORKER, 0, 2, 0)
-    engine.plan = None
     engine.tell(Life(Role.WORKER, 0, 2))
     assert engine.output(0) == whole[:2]
     assert engine.core.sequences[0].held.state == "preempted"
@@ -304,11 +299,7 @@ def test_a_new_detokenizer_is_leased_every_token_that_the_old_one_may_have_read(
     engine, whole = Engine(), truth(PROMPT, params(), 8)
     engine.submit(0, PROMPT, params())
     engine.step()
-    plan = engine.plan
-    assert plan is not None
-    rows = engine.worker.apply(plan)
-    assert rows is not None
-    engine.tape.steps.append(engine.worker.commit(plan, rows, engine.runner.step(rows)))
+    assert engine.compute()
     engine.board.set_live(Role.DETOKENIZER, 0, 2, 0)
     lease = only(engine.tell(Life(Role.DETOKENIZER, 0, 2)), Lease)
     assert (lease.incarnation, lease.token_ids, lease.base) == (2, whole[:2], 0)

@@ -12,7 +12,7 @@ PROMPT = [5, 6, 7, 8]
 
 def dies(engine: Engine, fault: bool) -> list[Effect]:
     """The worker dies in the middle of its step; its successor comes up."""
-    engine.plan = None
+    engine.waiting.clear()
     incarnation = engine.board.live(Role.WORKER, 0) + 1
     engine.board.set_live(Role.WORKER, 0, incarnation, 0)
     out = engine.tell(Life(Role.WORKER, 0, incarnation, fault))

@@ -48,6 +48,15 @@ def test_a_new_scheduler_finds_an_empty_worker() -> None:
     assert list(core.slots) == [5]
 
 
+def test_after_a_lost_plan_the_scheduler_is_not_obeyed_until_it_is_another() -> None:
+    core = WorkerCore(0, (1,), 4)
+    core.apply(plan(starts=(start(2),), step=3 << 32))
+    core.mistrust(3)
+    assert core.apply(plan(starts=(start(3),), step=(3 << 32) + 2)) is None
+    assert core.apply(plan(starts=(start(5),), step=4 << 32)) == []
+    assert list(core.slots) == [5]
+
+
 def test_slots_are_forgotten_before_they_are_filled_again() -> None:
     core = WorkerCore(0, (1,), 4)
     core.apply(plan(starts=(start(2, 5),)))

@@ -108,6 +108,7 @@ class Exhaustible:
         sizes = (VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens)
         most = shape.tokens_per_row_max
         self._runner = runner = ScriptedRunner(*sizes, faulty=shape.faulty, tokens_per_row_max=most)
+        self.asynchronous = member.host.seed % 3 == 0 and not shape.poison
         self._member = member
         self._poisoned = shape.poison
         self.tokens_per_row_max = runner.tokens_per_row_max
@@ -122,6 +123,14 @@ class Exhaustible:
         if self._poisoned and any(row.sampling.seed == POISON and row.position == 1 for row in rows):
             raise Poisoned
         return self._runner.step(rows)
+
+    def launch(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """Begin a step; what to ``collect``."""
+        return self.step(rows)
+
+    def collect(self, handle: list[Sampled]) -> list[Sampled]:
+        """What a launched step sampled."""
+        return handle
 
 
 class Recorder:

@@ -31,7 +31,7 @@ def cancel_frees_at_once(patch: Patch) -> None:
     def finish_ended(self: Any, now_ns: int, out: list[Any]) -> None:
         ready, self.ended = self.ended, []
         for seq in ready:
-            seq.in_flight = False
+            seq.in_flight = 0
             self._finish(seq, now_ns, out)
 
     patch.setattr(SchedulerCore, "_finish_ended", finish_ended)
@@ -159,7 +159,7 @@ def preempted_blocks_are_kept(patch: Patch) -> None:
     def keep(self: Any, seq: Any, now_ns: int, out: list[Any]) -> None:
         computed = seq.computed
         preempt(self, seq, now_ns, out)
-        seq.computed = min(computed, 1)
+        seq.computed = seq.planned = min(computed, 1)
 
     patch.setattr(Batcher, "_preempt", keep)
 

@@ -5,7 +5,7 @@ Owners, deliveries, ends, accounts, spans, blocks and left-overs. Whatever is wr
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ class Oracles:
         self.spans: defaultdict[bytes, list[Span]] = defaultdict(list)
         self.roots: defaultdict[bytes, int] = defaultdict(int)
         self.steps = 0
+        self.passed: Counter[int] = Counter()  # how often in a row a worker passed a slot over, as ended
 
     def check(self, good: bool, what: str) -> None:
         """Object unless ``good``."""
@@ -106,7 +107,7 @@ class Oracles:
 
     def _busy(self, core: SchedulerCore) -> None:
         """While a worker is there, a request with room at its client is in a step, or another one is."""
-        if core.flight is None and core.batcher.pool is not None:
+        if not core.flights and core.batcher.pool is not None:
             able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
             self.check(not able, f"slots {able} could run and nothing does")
 
@@ -130,13 +131,18 @@ class Oracles:
         """A step in flight: made for this worker; none of its blocks may be free or somebody else's meanwhile."""
         self.steps += 1
         self.check(plan.incarnations[0] == worker, f"worker #{worker} runs what was planned for {plan.incarnations}")
+        computed = {row.slot for row in rows}
+        for named in plan.rows:
+            self.passed[named.slot] = 0 if named.slot in computed else self.passed[named.slot] + 1
+            ahead = self.passed[named.slot] < self.world.shape.limits.steps_in_flight_max
+            self.check(ahead, f"slot {named.slot} ended, and is planned again and again")
         table: dict[int, int] = {}
         for row in rows:
             for block in row.blocks:
                 self.check(table.setdefault(block, row.slot) == row.slot, f"block {block} has two slots")
         scheduler = self.world.live.get((Role.SCHEDULER, 0))
         core: SchedulerCore | None = scheduler.core if scheduler is not None else None  # type: ignore[assignment]
-        if core is not None and core.flight is not None and core.flight.step == plan.step:
+        if core is not None and any(flight.step == plan.step for flight in core.flights.under_way):
             pool = core.batcher.pool
             assert pool is not None
             self.check(all(pool._held[block] for block in table), "a block was freed while a step names it")
@@ -293,7 +299,7 @@ class Oracles:
                 self.check(not batcher.running and not batcher.waiting, "the batcher holds on to sequences")
                 pool = batcher.pool
                 self.check(pool is None or pool.free == pool.total, "blocks are lost")
-                self.check(core.flight is None or core.batcher.pool is None, "a step never landed")
+                self.check(not core.flights or core.batcher.pool is None, "a step never landed")
             case DetokenizerCore():
                 self.check(not core.flushing, "requests are left with the detokenizer")
                 lone = self.world.deaths == 0 and not self.world.shape.repeats

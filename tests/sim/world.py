@@ -251,7 +251,7 @@ class World:
                     self.at(self._jitter(2), self.tell, process, Encoded(effect.slot, effect.generation, ids, None))
                 case Plan():
                     if not PlanWriter(RingWriter(self.plans)).write(effect):
-                        raise Broken("the plan ring is full with one step in flight")
+                        raise Broken("the plan ring is full with few steps in flight")
                     for rank in range(self.shape.ranks):
                         self.ring_bell((Role.WORKER, rank))
                 case Named() | Begin() | Deliver() | Finish():
