@@ -13,6 +13,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # the doors
     body_bytes_max: int = 4 << 20
+    header_s_max: float = 20.0
+    body_s_max: float = 60.0
+    idle_s_max: float = 75.0
     messages_max: int = 2048
     choices_max: int = 128
     top_logprobs_max: int = 20

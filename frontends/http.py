@@ -23,6 +23,7 @@ from baton.frontends.exchange import Exchange, error_response, json_response
 from baton.frontends.keeping import keep
 from baton.frontends.metrics import CONTENT_TYPE, Metrics
 from baton.frontends.openai import Chat, Chunks, Completion, collect, collect_choices
+from baton.frontends.patience import Patience
 from baton.frontends.reception import Reception
 from baton.frontends.response_routes import ResponseRoutes
 from baton.frontends.sse import EventStream
@@ -53,6 +54,7 @@ class HttpDoor:
         self.validator = Validator(reception.card, self.limits)
         self.streams: set[EventStream] = set()
         self.connections: Callable[[], int] = lambda: 0
+        self.patience = Patience(self.limits)
         self.app = web.Application(middlewares=[self._guard], client_max_size=self.limits.body_bytes_max)
         self.app.add_routes(
             [
@@ -185,7 +187,14 @@ class HttpDoor:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Every refusal in OpenAI's shape; an error of ours is logged and told without details."""
+        """Times the connection; every refusal in OpenAI's shape."""
+        with self.patience.answering(request):
+            return await self._answer(request, handler)
+
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The answer, or the refusal; an error of ours is logged and told without details."""
         try:
             if self.connections() > self.limits.connections_max:
                 busy = "too many connections are open; try again later"

@@ -31,6 +31,9 @@ METADATA_BYTES_MAX = 1 << 16
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = ("text", "input_text", "output_text")
 
+#: {"role":"user"}
+_MESSAGE_BYTES_MIN = 15
+
 _LABELS = tuple(parameters.LABELS)
 CHAT = Shape("Chat", (*parameters.CHAT, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_CHAT))
 COMPLETION = Shape(
@@ -220,11 +223,16 @@ class Validator:
     # -------------------------------------------------------------------------------- prompts
 
     def _messages(self, fields: Fields, name: str) -> list[dict[str, Any]]:
+        raw, most = fields.raws[name], self.limits.messages_max
+        if len(raw) > most * _MESSAGE_BYTES_MIN and raw.startswith(b"["):  # counted before any is read: a bomb is cheap
+            count = len(decode(raw, list[msgspec.Raw], name))
+            if count > most:
+                raise bad_request(f"{name} has {count} messages, the limit is {most}", name)
         messages = fields.decode(name, list[Message])
         if not messages:
             raise bad_request(f"{name} must not be empty", name)
-        if len(messages) > self.limits.messages_max:
-            raise bad_request(f"{name} has {len(messages)} messages, the limit is {self.limits.messages_max}", name)
+        if len(messages) > most:
+            raise bad_request(f"{name} has {len(messages)} messages, the limit is {most}", name)
         return [_message(message, f"{name}[{number}]") for number, message in enumerate(messages)]
 
     def _prompt(self, fields: Fields) -> Prompt:
