@@ -84,7 +84,7 @@ def measure(running: int, steps: int, prompt_tokens: int) -> Cost:
         plan(*given)
         planned.append(process_time_ns() - began)
 
-    core._plan = timed  # type: ignore[method-assign]
+    core._plan = timed  # type: ignore[assignment,method-assign]
     gc.collect()
     for _ in range(steps):
         began = process_time_ns()
