@@ -79,7 +79,7 @@ def workload(seed: int, vocab: int, requests: int = 4) -> list[Request]:
 
 
 def _params(chance: random.Random, number: int) -> Params:
-    length = chance.randint(3, 12)
+    length = chance.randint(2, 8)
     if chance.random() < 0.4:
         return Params(max_tokens=length, ignore_eos=True, temperature=0.0)
     return Params(
