@@ -176,7 +176,10 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
 
 
 class Open(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Event: a door has a valid request. ``door`` is the door's own number for it, ``received_ns`` when it came."""
+    """Event: a door has a valid request. ``door`` is the door's own number for it, ``received_ns`` when it came.
+
+    ``siblings`` are the doors of its other choices: each is a request of its own, all are admitted or none.
+    """
 
     door: int
     request_id: bytes
@@ -189,6 +192,7 @@ class Open(msgspec.Struct, frozen=True, gc=False, tag=True):
     received_ns: int
     attributes: dict[str, str | int | float | bool]
     keep: Keep | None = None
+    siblings: tuple[int, ...] = ()
 
 
 class Attach(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -7,12 +7,14 @@ events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.engine.buggify import buggify
 from baton.engine.effects import Answered, Begin, Deliver, Effect, Finish, Gone, Open, Send, Taken, Tick, Wake
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
 from baton.engine.states import STATE_NAMES
-from baton.engine.stream import Stream, accounts, out_of_time
+from baton.engine.stream import Stream, out_of_time, settle
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -118,26 +120,33 @@ class FrontendCore:
     # -------------------------------------------------------------------------------- opening and submitting
 
     def _open(self, event: Open, now_ns: int, out: list[Effect]) -> None:
-        refusal = STOPPING if self.draining or self.halted else FULL if not self.free else None
+        doors = (event.door, *event.siblings)
+        refusal = STOPPING if self.draining or self.halted else FULL if len(self.free) < len(doors) else None
         if refusal is not None:
-            out.append(Finish(event.door, "refused", None, "", 0, 0, refusal))
+            out.extend(Finish(door, "refused", None, "", 0, 0, refusal) for door in doors)
             return
+        family: list[Stream] = []
+        for choice, door in enumerate(doors):
+            self._claim(event, choice, door, family, now_ns, out)
+
+    def _claim(self, event: Open, choice: int, door: int, family: list[Stream], now_ns: int, out: list[Effect]) -> None:
         slot = self.free.pop()
         generation = self.board.row(slot).generation
         trace = event.trace
         self.board.claim(slot, event.request_id, trace)
         held = Held(slot, generation, 0, "received", event.received_ns, trace)
         self.hands.write(held, self.me, taken=True)
-        stream = Stream(slot, generation, event.door, event, trace, progress_ns=now_ns)
+        stream = Stream(slot, generation, door, event, trace, progress_ns=now_ns, choice=choice, family=family)
         stream.prompt_ids = event.prompt.token_ids
-        self.streams[slot] = stream
-        self.doors[event.door] = stream
+        family.append(stream)
+        self.streams[slot] = self.doors[door] = stream
         self._submit(stream, held, now_ns, out)
 
     def _submit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         opened = stream.opened
         assert opened is not None
-        key = self.hands.give(held, Role.TOKENIZER, 0, "tokenizing", now_ns, out)
+        index = self.hands.spread(Role.TOKENIZER, stream.slot + stream.lives - 1)
+        key = self.hands.give(held, Role.TOKENIZER, index, "tokenizing", now_ns, out)
         stream.held, stream.submitted = None, key.epoch
         stream.granted = stream.taken + self.limits.mailbox_tokens_max
         prompt = opened.prompt
@@ -145,8 +154,9 @@ class FrontendCore:
             prompt = Prompt(token_ids=stream.prompt_ids)
         stream.early.clear()
         delivered = list(stream.delivered)
-        submit = Submit(key, self.me, stream.trace, opened.terms, opened.params, prompt, delivered, stream.granted)
-        out.append(Send(Role.TOKENIZER, 0, submit))
+        params = msgspec.structs.replace(opened.params, choice=stream.choice) if stream.choice else opened.params
+        submit = Submit(key, self.me, stream.trace, opened.terms, params, prompt, delivered, stream.granted)
+        out.append(Send(Role.TOKENIZER, index, submit))
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         """Start the request's next life from the delivered ids, unless it was cancelled or has died too often."""
@@ -268,16 +278,15 @@ class FrontendCore:
 
     def _forget(self, stream: Stream, now_ns: int, error: str | None, out: list[Effect]) -> None:
         """Write the account, close the root span, free the row. The request is no more."""
-        held, finish = stream.held, stream.finish
-        assert held is not None and finish is not None
+        held = stream.held
+        assert held is not None and stream.finish is not None
         self.hands.leave(held, now_ns, out, error)
         self.board.write(stream.slot, BoardRow(generation=stream.generation + 1))
         del self.streams[stream.slot]
         if stream.door is not None:
             del self.doors[stream.door]
         self.free.append(stream.slot)
-        if stream.opened is not None:
-            out.extend(accounts(stream, stream.opened, finish, now_ns))
+        out.extend(settle(stream, now_ns))
         self._check_drained(out)
 
     def attend(self, door: int, present: bool, now_ns: int) -> None:
@@ -370,8 +379,7 @@ class FrontendCore:
                 stream.finish = Finish(door, "error", None, "", *sizes, failure)
                 if stream.door is not None:
                     out.append(stream.finish)
-            if stream.opened is not None:
-                out.extend(accounts(stream, stream.opened, stream.finish, now_ns))
+            out.extend(settle(stream, now_ns))
         self.doors.clear()
         self.streams.clear()
 

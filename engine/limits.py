@@ -13,7 +13,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # the doors
     body_bytes_max: int = 4 << 20
+    header_s_max: float = 20.0
+    body_s_max: float = 60.0
+    idle_s_max: float = 75.0
     messages_max: int = 2048
+    choices_max: int = 128
     top_logprobs_max: int = 20
     scores_per_request_max: int = 1 << 18
     stop_strings_max: int = 16

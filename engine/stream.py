@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.engine.effects import Account, Finish, Open, Span
 from baton.engine.limits import Limits
 from baton.engine.ownership import Held
 from baton.ipc.frames import Piece
+
+#: the reasons of an end that is an answer
+ANSWERS = ("stop", "length")
 
 #: the states of a request that no step has begun
 BEFORE_A_STEP = ("received", "tokenizing", "queued")
@@ -45,11 +50,40 @@ class Stream:
     finish: Finish | None = None
     absent: bool = False
     cached_tokens: int = 0
+    choice: int = 0
+    family: list[Stream] = field(default_factory=list, repr=False)  # the streams of all choices of its request
+    settled: bool = False
 
 
-def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple[Span, Account]:
+def together(finishes: list[Finish]) -> Finish:
+    """The end of a request of several choices: what the prompt cost counts once, output counts for every choice.
+
+    Its reason is that of the first choice that failed, else of the first that has no answer, else of the first.
+    """
+    first = max(finishes, key=lambda finish: (finish.failure is not None, finish.reason not in ANSWERS))
+    return msgspec.structs.replace(
+        first,
+        completion_tokens=sum(finish.completion_tokens for finish in finishes),
+        prompt_tokens=max(finish.prompt_tokens for finish in finishes),
+        cached_tokens=min(finish.cached_tokens for finish in finishes),
+    )
+
+
+def settle(stream: Stream, now_ns: int) -> tuple[Span | Account, ...]:
+    """A stream has ended for good: the last one of its request brings the request's account."""
+    stream.settled = True
+    family = stream.family or [stream]
+    if stream.opened is None or not all(each.settled for each in family):
+        return ()
+    return accounts(family, stream.opened, now_ns)
+
+
+def accounts(family: list[Stream], opened: Open, now_ns: int) -> tuple[Span, Account]:
     """The request's root span and its account: the one place from which bill, log, metrics and trace take numbers."""
-    failure = finish.failure
+    finish = together([each.finish for each in family if each.finish is not None])
+    failure, lives = finish.failure, 1 + sum(each.lives - 1 for each in family)
+    first_token_ns = min((each.first_token_ns for each in family if each.first_token_ns), default=0)
+    release_ns = max((each.release_ns for each in family if each.release_ns is not None), default=None)
     attributes = {
         **opened.attributes,
         "gen_ai.provider.name": "baton",
@@ -59,27 +93,29 @@ def accounts(stream: Stream, opened: Open, finish: Finish, now_ns: int) -> tuple
         "gen_ai.usage.input_tokens": finish.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
         "gen_ai.usage.output_tokens": finish.completion_tokens,
-        "baton.lives": stream.lives,
+        "baton.lives": lives,
     }
+    if len(family) > 1:
+        attributes["gen_ai.request.choice.count"] = len(family)
     name = str(opened.attributes.get("gen_ai.operation.name", "request"))
     error = failure.message if failure is not None else None
     span = Span(
-        name, opened.parent or b"", opened.received_ns, now_ns, attributes, error, span_id=stream.trace, server=True
+        name, opened.parent or b"", opened.received_ns, now_ns, attributes, error, span_id=opened.trace, server=True
     )
     account = Account(
         opened.request_id,
-        stream.trace,
+        opened.trace,
         opened.terms.model,
         opened.terms.tenant,
         finish.reason,
         finish.prompt_tokens,
         finish.completion_tokens,
         opened.received_ns,
-        stream.first_token_ns,
+        first_token_ns,
         now_ns,
-        stream.lives,
+        lives,
         failure.status if failure is not None else 200,
-        stream.release_ns,
+        release_ns,
         finish.cached_tokens,
     )
     return span, account

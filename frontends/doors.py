@@ -36,6 +36,7 @@ class Doors:
         self._websocket: WebSocketDoor | None = None
         self._gateway: Gateway | None = None
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
         self._keep_alive: asyncio.Task[None] | None = None
 
     async def start(
@@ -74,8 +75,11 @@ class Doors:
         server = runner.server
         assert server is not None
         door.connections = lambda: len(server.connections)
-        await web.SockSite(runner, listener).start()
-        self._keep_alive = asyncio.get_running_loop().create_task(door.keep_alive())
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(
+            door.patience.around(server), sock=listener, backlog=socket.SOMAXCONN
+        )
+        self._keep_alive = loop.create_task(door.keep_alive())
         host, port = listener.getsockname()[:2]
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return {"http": f"http://{place}", "websocket": f"ws://{place}{ROUTE}", "zmq": zmq_address}
@@ -90,8 +94,8 @@ class Doors:
         reception, runner = self._reception, self._runner
         if reception is None or runner is None:
             return
-        for site in list(runner.sites):
-            await site.stop()
+        if self._listening is not None:
+            self._listening.close()
         try:
             async with asyncio.timeout(grace_s):
                 await reception.idle()

@@ -38,7 +38,7 @@ class Exchange:
         if (request.content_length or 0) > most:
             raise too_large
         try:
-            async with asyncio.timeout(self.limits.answer_s_max):
+            async with asyncio.timeout(self.limits.body_s_max):
                 return await request.read()
         except web.HTTPRequestEntityTooLarge:
             raise too_large from None

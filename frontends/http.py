@@ -15,17 +15,20 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from baton.engine.stream import together
 from baton.frontends import origin, traceparent
+from baton.frontends.choices import Choices
 from baton.frontends.errors import INTERNAL, Refused, error_body, failure_of
 from baton.frontends.exchange import Exchange, error_response, json_response
 from baton.frontends.keeping import keep
 from baton.frontends.metrics import CONTENT_TYPE, Metrics
-from baton.frontends.openai import Chat, Chunks, Completion, collect
+from baton.frontends.openai import Chat, Chunks, Completion, collect, collect_choices
+from baton.frontends.patience import Patience
 from baton.frontends.reception import Reception
 from baton.frontends.response_routes import ResponseRoutes
 from baton.frontends.sse import EventStream
 from baton.frontends.status import Sources
-from baton.frontends.stream import Stream
+from baton.frontends.stream import Delta, Stream
 from baton.frontends.validate import GenerateRequest, Validator
 from baton.ipc.frames import Failure
 from baton.workers.config import Settings
@@ -51,6 +54,7 @@ class HttpDoor:
         self.validator = Validator(reception.card, self.limits)
         self.streams: set[EventStream] = set()
         self.connections: Callable[[], int] = lambda: 0
+        self.patience = Patience(self.limits)
         self.app = web.Application(middlewares=[self._guard], client_max_size=self.limits.body_bytes_max)
         self.app.add_routes(
             [
@@ -85,9 +89,14 @@ class HttpDoor:
             try:
                 await stream.begin()
                 headers = exchange.headers(stream)
+                choices = Choices([stream, *stream.others]) if stream.others else None
+                if choices is not None:
+                    await choices.begin()
+                if stream.request.stream and choices is not None:
+                    return await self._stream_choices(exchange, choices, kind, headers)
                 if stream.request.stream:
                     return await self._stream(exchange, stream, Chunks(stream, kind), headers)
-                body = await collect(stream, kind)
+                body = await (collect(stream, kind) if choices is None else collect_choices(choices, kind))
                 response = web.Response(body=body, content_type="application/json", headers=headers)
             except Refused as refused:
                 response = error_response(refused.failure, exchange.headers(stream))
@@ -133,6 +142,32 @@ class HttpDoor:
             stream.answered()
         return events.response
 
+    async def _stream_choices(
+        self, exchange: Exchange, choices: Choices, kind: Chat | Completion, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """The events of several choices, told apart by their index; the first that fails ends them all."""
+        streams = choices.streams
+        chunks = [Chunks(stream, type(kind)(), index) for index, stream in enumerate(streams)]
+        failure = None
+        async with self.events(exchange, headers) as events:
+            await events.open(b"".join(each.first() for each in chunks))
+            async for index, said in choices:
+                if isinstance(said, Delta):
+                    data = chunks[index].delta(said)
+                    if data:
+                        await events.send(data)
+                    streams[index].took(said.position)
+                elif (failure := failure_of(said)) is not None:
+                    break
+                else:
+                    await events.send(chunks[index].last(said))
+            closing = chunks[0].closing(together(choices.finishes)) if failure is None else b""
+            async with exchange.patience():
+                await events.end(closing or b"data: " + error_body(failure or INTERNAL) + b"\n\n")
+            if failure is None:
+                streams[0].answered()
+        return events.response
+
     @asynccontextmanager
     async def events(self, exchange: Exchange, headers: dict[str, str]) -> AsyncIterator[EventStream]:
         """A streamed response that is kept alive; half an answer never looks like a whole one."""
@@ -152,7 +187,14 @@ class HttpDoor:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Every refusal in OpenAI's shape; an error of ours is logged and told without details."""
+        """Times the connection; every refusal in OpenAI's shape."""
+        with self.patience.answering(request):
+            return await self._answer(request, handler)
+
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The answer, or the refusal; an error of ours is logged and told without details."""
         try:
             if self.connections() > self.limits.connections_max:
                 busy = "too many connections are open; try again later"

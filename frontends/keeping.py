@@ -59,6 +59,9 @@ def keep(
     """What is kept of a request; None where neither a key nor the client asks for it."""
     if not key and not request.resumable:
         return None
+    if request.best_of > 1:
+        message = "a request of several choices cannot be repeated by a key or resumed: a kept answer is one choice"
+        raise bad_request(message, "n" if request.n > 1 else "best_of", "unsupported_parameter")
     memo = Memo(endpoint, created, stream_id, replace(request, prompt=Prompt()))
     return Keep(key, digests(endpoint, body) if key else {}, request.resumable, _encoder.encode(memo))
 

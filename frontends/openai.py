@@ -13,8 +13,11 @@ from typing import Any
 import msgspec
 
 from baton.engine.effects import Finish
+from baton.engine.stream import together
+from baton.frontends.choices import Choices
 from baton.frontends.errors import FINISH_REASONS, Refused, failure_of
 from baton.frontends.stream import Delta, Stream
+from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Scored
 
 encode = msgspec.json.encode
@@ -140,7 +143,7 @@ class Completion:
 class Chunks:
     """The server-sent events of one response, in OpenAI's order: role, content, finish reason, usage, done."""
 
-    def __init__(self, stream: Stream, kind: Chat | Completion) -> None:
+    def __init__(self, stream: Stream, kind: Chat | Completion, index: int = 0) -> None:
         self.kind = kind
         request = stream.request
         self.ids = request.return_token_ids
@@ -154,7 +157,7 @@ class Chunks:
             "model": request.model,
         }
         self.head = b"data: " + encode(head)[:-1]
-        self.open = self.head + b',"choices":[{"index":0,'
+        self.open = self.head + b',"choices":[{"index":%d,' % index
         self.close = b"]" + (b',"usage":null' if self.usage else b"") + b"}\n\n"
         self.plain = b',"logprobs":null,"finish_reason":null}' + self.close
 
@@ -183,47 +186,91 @@ class Chunks:
 
     def end(self, finish: Finish) -> bytes:
         """The finish reason, the usage if it was asked for, and the end mark."""
+        return self.last(finish) + self.closing(finish)
+
+    def last(self, finish: Finish) -> bytes:
+        """The finish reason."""
         reason = encode(FINISH_REASONS[finish.reason])
         stop = encode(finish.stop_reason)
         rest = b',"logprobs":null,"finish_reason":' + reason + b',"stop_reason":' + stop + b"}"
-        out = self.open + self.kind.last() + rest + self.close
+        return self.open + self.kind.last() + rest + self.close
+
+    def closing(self, finish: Finish) -> bytes:
+        """The usage if it was asked for, and the end mark."""
         if self.usage:
-            out += self.head + b',"choices":[],"usage":' + encode(usage(finish)) + b"}\n\n"
-        return out + DONE
+            return self.head + b',"choices":[],"usage":' + encode(usage(finish)) + b"}\n\n" + DONE
+        return DONE
 
 
 async def collect(stream: Stream, kind: Chat | Completion) -> bytes:
     """The whole answer as one JSON body, of a stream that has begun; raises ``Refused`` where it ends without one."""
-    request = stream.request
     whole = Delta([], [], [], 0, [])
     async for delta in stream:
-        whole.token_ids += delta.token_ids
-        whole.texts += delta.texts
-        whole.logprobs += delta.logprobs
-        whole.scores += delta.scores
-        whole.tail = delta.tail
+        _extend(whole, delta)
         stream.took(delta.position)
-    finish = stream.final
-    assert finish is not None
-    failure = failure_of(finish)
+    assert stream.final is not None
+    return _body(stream, kind, [(whole, stream.final)], stream.final)
+
+
+async def collect_choices(choices: Choices, kind: Chat | Completion) -> bytes:
+    """The same of several choices; of more than the client wants, those whose tokens are likeliest on average."""
+    streams = choices.streams
+    wholes = [Delta([], [], [], 0, []) for _ in streams]
+    async for index, said in choices:
+        if isinstance(said, Delta):
+            _extend(wholes[index], said)
+            streams[index].took(said.position)
+        elif (failure := failure_of(said)) is not None:
+            raise Refused(failure)
+    found = list(zip(wholes, choices.finishes, strict=True))
+    wanted = streams[0].request.n
+    if wanted < len(found):
+        found = sorted(found, key=lambda choice: -mean(choice[0].logprobs))[:wanted]
+    return _body(streams[0], kind, found, together(choices.finishes))
+
+
+def mean(logprobs: list[float]) -> float:
+    """The mean log-probability; that of no tokens is the worst."""
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+
+def _extend(whole: Delta, delta: Delta) -> None:
+    whole.token_ids += delta.token_ids
+    whole.texts += delta.texts
+    whole.logprobs += delta.logprobs
+    whole.scores += delta.scores
+    whole.tail = delta.tail
+
+
+def _body(stream: Stream, kind: Chat | Completion, found: list[tuple[Delta, Finish]], account: Finish) -> bytes:
+    """The answer's JSON: its choices in this order, and the usage of all that were made."""
+    request = stream.request
+    failure = failure_of(account)
     if failure is not None:
         raise Refused(failure)
-    choice: dict[str, Any] = {
-        "index": 0,
-        **kind.whole(whole.text),
-        "logprobs": kind.logprobs(whole) if request.params.logprobs else None,
-        "finish_reason": FINISH_REASONS[finish.reason],
-        "stop_reason": finish.stop_reason,
-    }
     body: dict[str, Any] = {
         "id": kind.id_prefix + stream.id.hex(),
         "object": kind.object_name,
         "created": stream.created,
         "model": request.model,
-        "choices": [choice],
-        "usage": usage(finish),
+        "choices": [_choice(type(kind)(), index, *each, request) for index, each in enumerate(found)],
+        "usage": usage(account),
+    }
+    if request.return_token_ids:
+        body["prompt_token_ids"] = stream.prompt_ids
+    return encode(body)
+
+
+def _choice(
+    kind: Chat | Completion, index: int, whole: Delta, finish: Finish, request: GenerateRequest
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        **kind.whole(whole.text),
+        "logprobs": kind.logprobs(whole) if request.tells_logprobs else None,
+        "finish_reason": FINISH_REASONS[finish.reason],
+        "stop_reason": finish.stop_reason,
     }
     if request.return_token_ids:
         choice["token_ids"] = whole.token_ids
-        body["prompt_token_ids"] = stream.prompt_ids
-    return encode(body)
+    return choice

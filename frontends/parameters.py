@@ -43,8 +43,8 @@ SAMPLING = (
     *URGENCY,
 )
 
-CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs")
-COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs")
+CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n")
+COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs", "n", "best_of")
 STREAMING = ("stream", "stream_options", "return_token_ids")
 RESPONSE = (
     *(*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable"),
@@ -63,8 +63,6 @@ NO_MEDIA = "is not supported: this model reads and writes text"
 
 #: parameter -> (values that change nothing, why any other is refused); null changes nothing anywhere
 REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
-    "n": ((1,), "is not supported yet: one choice a request"),
-    "best_of": ((1,), NOT_YET),
     "use_beam_search": ((False,), NOT_YET),
     "length_penalty": ((1,), NOT_YET),
     "logits_processors": (([],), NOT_YET),
@@ -91,6 +89,7 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
 
 REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
+    "best_of": ((1,), "belongs to completions"),
     "functions": (([],), NO_TOOLS),
     "function_call": (("none", "auto"), NO_TOOLS),
     "modalities": ((["text"],), NO_MEDIA),
@@ -122,6 +121,8 @@ REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
 
 REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
+    "n": ((1,), "is not supported here: a response has one choice"),
+    "best_of": ((1,), "belongs to completions"),
     "previous_response_id": (NEVER, NO_STORE),
     "conversation": (NEVER, NO_STORE),
     "background": ((False,), NO_STORE),

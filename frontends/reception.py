@@ -67,10 +67,12 @@ class Reception:
         keep: Keep | None = None,
     ) -> Stream:
         """Open a request. ``parent`` is the client's trace context; ``attributes`` tell the trace of the door;
-        ``hang_up`` cuts the connection of a client that does not read even its end.
+        ``hang_up`` cuts the connection of a client that does not read even its end. The stream is that of the first
+        choice; there are ``best_of`` of them.
         """
         chosen = request_id or self.new_id(keep.key if keep is not None else "")
-        stream = self._listen(request, chosen, hang_up, keep is not None)
+        stream, *others = (self._listen(request, chosen, hang_up, keep is not None) for _ in range(request.best_of))
+        stream.others = others
         trace = traceparent.root(parent, self.trace_sample_ratio)
         card = self.card
         terms = Terms(
@@ -96,6 +98,7 @@ class Reception:
                 received_ns=received_ns,
                 attributes={**_attributes(request), **attributes},
                 keep=keep,
+                siblings=tuple(other.door for other in others),
             )
         )
         return stream

@@ -81,6 +81,8 @@ class Stream:
         self._taken = 0
         self._reported = 0
         self._waiter: asyncio.Future[None] | None = None
+        self.others: list[Stream] = []  # the streams of the request's other choices, which end with this one
+        self.notify: Callable[[], None] | None = None
 
     # -------------------------------------------------------------------------------- for the door
 
@@ -130,6 +132,16 @@ class Stream:
         self._delta = None
         return delta
 
+    def take(self) -> Delta | None:
+        """What came and was not fetched yet, without waiting."""
+        delta, self._delta = self._delta, None
+        return delta
+
+    def split(self) -> list[Stream]:
+        """The streams of all choices, each with an end of its own from now on."""
+        streams, self.others = [self, *self.others], []
+        return streams
+
     def took(self, position: int) -> None:
         """The client's socket took everything up to ``position``. The core hears of it once a quarter of the window
         is used, and, where less is outstanding, from the reception's timer.
@@ -150,15 +162,21 @@ class Stream:
             self._reception.feed(Gone(self.door, "cancelled", wants_end=True))
 
     def answered(self) -> None:
-        """The client has its whole answer."""
-        if not self.closed:
-            self._close()
-            self._reception.feed(Answered(self.door))
+        """The client has its whole answer; choices that have not ended by now are not wanted any more."""
+        several = bool(self.others)
+        for each in self.split():
+            if several and each.final is None:
+                each.gone()
+            elif not each.closed:
+                each._close()
+                each._reception.feed(Answered(each.door))
 
     def gone(self, for_good: bool = False) -> None:
         """The client went away; nothing happens where it has its answer. ``for_good`` says that it said goodbye, so
         that nobody waits for it.
         """
+        for other in self.others:
+            other.gone(for_good)
         if not self.closed:
             self._close()
             reason = "cancelled" if for_good and self._kept else "disconnected"
@@ -189,6 +207,8 @@ class Stream:
             self._name(effect)
         else:
             self._end(effect)
+        if self.notify is not None:
+            self.notify()
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -6,13 +6,13 @@ process; prompts of token ids are measured here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from baton.engine.limits import Limits
-from baton.frontends import parameters
+from baton.frontends import asked, parameters
 from baton.frontends.errors import Refused, bad_request
 from baton.frontends.fields import Fields, Shape, decode
 from baton.frontends.sampling import read_sampling
@@ -31,8 +31,8 @@ METADATA_BYTES_MAX = 1 << 16
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = ("text", "input_text", "output_text")
 
-#: what ``include`` may name
-INCLUDED_LOGPROBS = "message.output_text.logprobs"
+#: {"role":"user"}
+_MESSAGE_BYTES_MIN = 15
 
 _LABELS = tuple(parameters.LABELS)
 CHAT = Shape("Chat", (*parameters.CHAT, *parameters.STREAMING, *_LABELS, *parameters.REFUSED_CHAT))
@@ -51,6 +51,7 @@ class GenerateRequest:
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
     client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection. ``deadline_ms`` and
     ``queue_ms_max`` count from its receipt; of two that wait the one with the lower ``priority`` goes first.
+    Of ``best_of`` choices the client gets ``n``; ``tells_logprobs`` where it asked for log-probabilities itself.
     """
 
     operation: str
@@ -61,6 +62,9 @@ class GenerateRequest:
     include_usage: bool = False
     return_token_ids: bool = False
     resumable: bool = False
+    n: int = 1
+    best_of: int = 1
+    tells_logprobs: bool = False
     deadline_ms: int | None = None
     queue_ms_max: int | None = None
     priority: int = 0
@@ -107,8 +111,10 @@ class Validator:
         older = self._max_tokens(fields, "max_tokens")
         if limit is not None and older is not None and limit != older:
             raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
-        params = self._params(fields, limit or older, self._chat_logprobs(fields))
-        return self._request(fields, "chat", params, Prompt(messages=messages))
+        params = self._params(fields, limit or older, asked.chat_logprobs(fields, self.limits))
+        request = self._request(fields, "chat", params, Prompt(messages=messages))
+        n, best_of = asked.choices(fields, self.limits)
+        return replace(request, n=n, best_of=best_of)
 
     def completion(self, body: bytes) -> GenerateRequest:
         """A body of ``/v1/completions``."""
@@ -117,10 +123,13 @@ class Validator:
         if "prompt" not in fields:
             raise bad_request("prompt is required", "prompt")
         limit = self._max_tokens(fields, "max_tokens") or COMPLETION_TOKENS_DEFAULT
-        params = self._params(fields, limit, self._completion_logprobs(fields))
+        n, best_of = asked.choices(fields, self.limits)
+        told = asked.completion_logprobs(fields, self.limits)
+        params = self._params(fields, limit, 0 if told is None and best_of > n else told)
         prompt = self._prompt(fields)
         self._check_length(prompt, params, "prompt")
-        return self._request(fields, "text_completion", params, prompt)
+        request = self._request(fields, "text_completion", params, prompt)
+        return replace(request, n=n, best_of=best_of, tells_logprobs=told is not None)
 
     def response(self, body: bytes, whole: str | None = None, socket: bool = False) -> GenerateRequest:
         """A body of ``/v1/responses``, or the parameters of a socket's ``response.create``, beside its envelope or
@@ -131,7 +140,9 @@ class Validator:
         stream = fields.boolean("stream", socket)
         if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
-        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), self._response_logprobs(fields))
+        params = self._params(
+            fields, self._max_tokens(fields, "max_output_tokens"), asked.response_logprobs(fields, self.limits)
+        )
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
@@ -150,7 +161,7 @@ class Validator:
             raise Refused(Failure(404, "invalid_request_error", message, "model", "model_not_found"))
 
     def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
-        self._check_scores(fields, max_tokens, top_logprobs)
+        asked.check_scores(fields, max_tokens or self.card.context_tokens_max, top_logprobs, self.limits)
         return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
 
     def _request(
@@ -180,6 +191,7 @@ class Validator:
             stream=stream,
             include_usage=include_usage,
             return_token_ids=fields.boolean("return_token_ids"),
+            tells_logprobs=params.logprobs,
             resumable=fields.boolean("resumable"),
             deadline_ms=fields.integer("deadline_ms", 1, int(self.limits.request_s_max * 1000)),
             queue_ms_max=fields.integer("queue_ms_max", 1, int(self.limits.request_s_max * 1000)),
@@ -208,45 +220,19 @@ class Validator:
         most = min(self.limits.output_tokens_max, self.card.context_tokens_max)
         return fields.integer(name, 1, most)
 
-    # What follows answers how many of the likeliest tokens are told of with each chosen one, None for no
-    # log-probabilities at all.
-
-    def _chat_logprobs(self, fields: Fields) -> int | None:
-        wanted, top = fields.boolean("logprobs"), fields.integer("top_logprobs", 0, self.limits.top_logprobs_max)
-        if top and not wanted:
-            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-        return top or 0 if wanted else None
-
-    def _completion_logprobs(self, fields: Fields) -> int | None:
-        if "logprobs" not in fields or fields.raws["logprobs"] == b"false":
-            return None
-        return fields.integer("logprobs", 0, self.limits.top_logprobs_max)
-
-    def _response_logprobs(self, fields: Fields) -> int | None:
-        top = fields.integer("top_logprobs", 0, self.limits.top_logprobs_max)
-        included = fields.decode("include", list[str]) if "include" in fields else []
-        for name in included:
-            if name != INCLUDED_LOGPROBS:
-                message = f"include may name {INCLUDED_LOGPROBS}, nothing else"
-                raise bad_request(message, "include", "unsupported_parameter")
-        return top or 0 if top or included else None
-
-    def _check_scores(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> None:
-        """All log-probabilities of one answer must fit where they are kept until it ends."""
-        length, most = max_tokens or self.card.context_tokens_max, self.limits.scores_per_request_max
-        if top_logprobs and length * (1 + top_logprobs) > most:
-            name = "top_logprobs" if "top_logprobs" in fields else "logprobs"
-            scores = f"{name} {top_logprobs} for up to {length} tokens are {length * (1 + top_logprobs)} values"
-            raise bad_request(f"{scores}, the limit is {most}; ask for fewer tokens", name)
-
     # -------------------------------------------------------------------------------- prompts
 
     def _messages(self, fields: Fields, name: str) -> list[dict[str, Any]]:
+        raw, most = fields.raws[name], self.limits.messages_max
+        if len(raw) > most * _MESSAGE_BYTES_MIN and raw.startswith(b"["):  # counted before any is read: a bomb is cheap
+            count = len(decode(raw, list[msgspec.Raw], name))
+            if count > most:
+                raise bad_request(f"{name} has {count} messages, the limit is {most}", name)
         messages = fields.decode(name, list[Message])
         if not messages:
             raise bad_request(f"{name} must not be empty", name)
-        if len(messages) > self.limits.messages_max:
-            raise bad_request(f"{name} has {len(messages)} messages, the limit is {self.limits.messages_max}", name)
+        if len(messages) > most:
+            raise bad_request(f"{name} has {len(messages)} messages, the limit is {most}", name)
         return [_message(message, f"{name}[{number}]") for number, message in enumerate(messages)]
 
     def _prompt(self, fields: Fields) -> Prompt:

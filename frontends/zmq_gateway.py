@@ -217,7 +217,8 @@ class _Client:
             gateway.metrics.ignored("zmq", len(request.ignored))
         parent = traceparent.parse(message.traceparent)
         stream = gateway.reception.open(request, parent, received_ns, {"baton.door": "zmq"}, keep=kept)
-        self._serve_soon(_Job(tag, stream))
+        for choice, each in enumerate(stream.split()):
+            self._serve_soon(_Job(tag + choice, each))
 
     def _resume(self, message: wire.Resume) -> None:
         tag = message.tag
@@ -240,9 +241,9 @@ class _Client:
         self.gateway.metrics.refused("zmq", failure.status)
         self._end(wire.Ended(tag, "refused", None, 0, 0, _problem(failure)))
 
-    def _check_room(self) -> None:
+    def _check_room(self, more: int = 1) -> None:
         most = self.gateway.limits.streams_per_connection_max
-        if len(self.jobs) >= most:
+        if len(self.jobs) + more > most:
             full = f"{most} requests are open on this connection, which is the limit"
             raise Refused(Failure(429, "rate_limit_error", full, None, "too_many_streams"))
 
@@ -255,6 +256,12 @@ class _Client:
             request, endpoint = validator.completion(message.body), "completions"
         else:
             raise bad_request("operation must be chat or text_completion", "operation")
+        if request.best_of > request.n:
+            why = "best_of above n is not known before the end: it cannot be streamed, and this door streams"
+            raise bad_request(why, "best_of", "unsupported_parameter")
+        self._check_room(request.n)
+        if any(message.tag + choice in self.jobs for choice in range(request.n)):
+            raise wire.WireError(f"a tag from {message.tag} on is in use: a request of {request.n} choices has as many")
         request = replace(request, resumable=message.resumable)
         return request, keep(request, endpoint, message.body, key, int(time.time()))
 

@@ -167,13 +167,17 @@ def _draw(logits: Tensor, peaks: Tensor, samplings: Sequence[Sampling], position
     temperatures = torch.tensor([s.temperature for s in samplings], device=logits.device)
     scaled = (logits - peaks[:, None]).div_(temperatures[:, None])
     weights = scaled.exp()
-    least = torch.tensor([math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings], device=logits.device)
+    least = None
     if any(s.min_p > 0 for s in samplings):
-        weights.masked_fill_(scaled < least[:, None], 0.0)
+        logarithms = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings]
+        least = torch.tensor(logarithms, device=logits.device)[:, None]
+        weights.masked_fill_(scaled < least, 0.0)
     cut = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < logits.shape[1]]
     if cut:
         floors = torch.full_like(peaks, -math.inf)
-        floors[cut] = _floors(scaled[cut], weights[cut], least[cut], [samplings[i] for i in cut])
+        floors[cut] = _floors(
+            scaled[cut], weights[cut], None if least is None else least[cut], [samplings[i] for i in cut]
+        )
         weights.masked_fill_(scaled < floors[:, None], 0.0)
     mass = weights.cumsum(-1, dtype=torch.float64)
     numbers = uniforms([s.seed for s in samplings], positions, [s.choice for s in samplings])
@@ -181,9 +185,9 @@ def _draw(logits: Tensor, peaks: Tensor, samplings: Sequence[Sampling], position
     return torch.searchsorted(mass, targets, right=True)[:, 0]
 
 
-def _floors(scaled: Tensor, weights: Tensor, least: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """The least scaled logit each row keeps: of its best top-k, above ``least``, those that make up top-p of
-    their mass.
+def _floors(scaled: Tensor, weights: Tensor, least: Tensor | None, samplings: Sequence[Sampling]) -> Tensor:
+    """The least scaled logit each row keeps: of its best top-k, from ``least`` [rows, 1] up, those that make
+    up top-p of their mass.
     """
     vocab, device = scaled.shape[1], scaled.device
     counts = torch.tensor([s.top_k if 0 < s.top_k < vocab else vocab for s in samplings], device=device)
@@ -196,7 +200,8 @@ def _floors(scaled: Tensor, weights: Tensor, least: Tensor, samplings: Sequence[
     while True:
         top = scaled.topk(width).values
         within = torch.arange(width, device=device) < counts[:, None]
-        kept = torch.where(within & (top >= least[:, None]), top.exp(), 0.0).double()
+        counted = within if least is None else within & (top >= least)
+        kept = torch.where(counted, top.exp(), 0.0).double()
         through = kept.cumsum(-1)
         total = torch.where(endless, whole, through[:, -1])
         nucleus = within & (through - kept < (shares * total)[:, None])

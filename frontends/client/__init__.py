@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from baton.frontends.client.aio import AsyncClient
 from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout
-from baton.frontends.client.stream import AsyncStream, Completion, Delta, Usage
+from baton.frontends.client.stream import AsyncStream, Choice, Completion, Delta, Usage
 from baton.frontends.client.sync import Client, Stream
 from baton.frontends.client.wire import Candidate, Scored
 
@@ -21,6 +21,7 @@ __all__ = [
     "AsyncStream",
     "BatonError",
     "Candidate",
+    "Choice",
     "Client",
     "Completion",
     "Delta",

@@ -15,6 +15,9 @@ from baton.frontends.client.errors import NotConnected
 from baton.frontends.client.keys import read_client
 from baton.frontends.client.stream import AsyncStream, Completion
 
+#: more choices than any server makes
+CHOICES_MAX = 1024
+
 #: a list of OpenAI messages, JSON objects with a role and a content
 Messages = list[dict[str, Any]]
 
@@ -25,6 +28,7 @@ class AsyncClient:
     Parameters of a request are those of HTTP's ``/v1/chat/completions`` (with ``messages``) or ``/v1/completions``
     (with ``prompt``, a string or token ids), by the same names; the model may be left out. Who repeats a request with
     its ``idempotency_key`` gets its answer, of which there is one; a ``resumable`` one survives a broken connection.
+    With ``n`` there are so many choices: an answer's ``choices``, a delta's ``index``.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class AsyncClient:
                 return "chat", msgspec.json.encode({**body, "messages": messages})
             return "text_completion", msgspec.json.encode({**body, "prompt": prompt})
 
-        return AsyncStream(self._connect, request, traceparent, timeout_s, idempotency_key, resumable)
+        n = parameters.get("n")
+        choices = n if isinstance(n, int) and 1 < n <= CHOICES_MAX else 1  # what is no number of them is refused
+        return AsyncStream(self._connect, request, traceparent, timeout_s, idempotency_key, resumable, choices)
 
     async def chat(
         self,

@@ -97,14 +97,17 @@ class Connection:
         traceparent: str | None,
         idempotency_key: str | None,
         resumable: bool,
+        choices: int = 1,
     ) -> int:
-        """Send a request; returns its tag. Raises ``NotConnected``, or ``RequestFailed`` where it is too large."""
+        """Send a request; returns its tag, that of the first of its choices. Raises ``NotConnected``, or
+        ``RequestFailed`` where it is too large.
+        """
         assert self.welcome is not None
         most = self.welcome.body_bytes_max
         if len(body) > most:
             message = f"the request is larger than {most} bytes"
             raise RequestFailed(wire.Problem(413, "invalid_request_error", message, None, "body_too_large"))
-        tag = self._register(receiver)
+        tag = self._register(receiver, choices)
         self._send(wire.Generate(tag, operation, body, traceparent, idempotency_key, resumable))
         return tag
 
@@ -114,12 +117,13 @@ class Connection:
         self._send(wire.Resume(tag, request_id, position))
         return tag
 
-    def _register(self, receiver: Receiver) -> int:
+    def _register(self, receiver: Receiver, choices: int = 1) -> int:
         if self.error is not None:
             raise self.error
-        self._tags += 1
-        self._receivers[self._tags] = receiver
-        return self._tags
+        first = self._tags + 1
+        self._tags += choices
+        self._receivers.update(dict.fromkeys(range(first, first + choices), receiver))
+        return first
 
     def took(self, tag: int, position: int) -> None:
         """The application read up to ``position``. The server hears of it at its next ping, or after a good part of
@@ -153,7 +157,7 @@ class Connection:
         if not self._ready.done():
             self._ready.set_result(None)
         receivers, self._receivers = self._receivers, {}
-        for receiver in receivers.values():
+        for receiver in dict.fromkeys(receivers.values()):
             receiver.lost(error, for_good)
 
     def close(self) -> None:

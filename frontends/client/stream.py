@@ -18,13 +18,40 @@ _AGAIN_S = 0.05
 @dataclass(slots=True)
 class Delta:
     """New output: its text, and its tokens. ``logprobs`` has one entry a token where they were asked for, and
-    ``scores`` each token's own bytes with the likeliest tokens in its place.
+    ``scores`` each token's own bytes with the likeliest tokens in its place. ``index`` says
+    which of ``n`` choices grew.
     """
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
     scores: list[wire.Scored] = field(default_factory=list)
+    index: int = 0
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the ``n`` answers to a request, as far as it has come; the fields are those of ``Completion``."""
+
+    index: int
+    texts: list[str] = field(default_factory=list, repr=False)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    scores: list[wire.Scored] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.texts)
+
+    def add(self, delta: Delta) -> None:
+        """More output."""
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.scores += delta.scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +70,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer."""
+    """A whole answer. Where ``n`` were asked for, ``choices`` are all of them; the other fields are the first one's."""
 
     request_id: str
     text: str
@@ -55,6 +82,7 @@ class Completion:
     prompt_token_ids: list[int] = field(default_factory=list)
     ignored_parameters: tuple[str, ...] = ()
     scores: list[wire.Scored] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
 
 
 class AsyncStream:
@@ -72,15 +100,12 @@ class AsyncStream:
         timeout_s: float | None,
         idempotency_key: str | None = None,
         resumable: bool = False,
+        choices: int = 1,
     ) -> None:
         self.request_id = ""
         self.prompt_token_ids: list[int] = []
         self.ignored_parameters: tuple[str, ...] = ()
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.scores: list[wire.Scored] = []
-        self.finish_reason: str | None = None
-        self.stop_reason: str | int | None = None
+        self.choices = [Choice(index) for index in range(choices)]
         self.usage: Usage | None = None
         self._connect = connect
         self._request = request
@@ -93,9 +118,9 @@ class AsyncStream:
         self._deadline_s: float | None = None
         self._connection: Connection | None = None
         self._tag = 0
-        self._texts: list[str] = []
-        self._delta: Delta | None = None
-        self._position = 0
+        self._deltas: dict[int, Delta] = {}
+        self._positions = [0] * choices
+        self._open = choices
         self._began = False
         self._over = False
         self._error: BatonError | None = None
@@ -103,8 +128,33 @@ class AsyncStream:
 
     @property
     def text(self) -> str:
-        """All text so far."""
-        return "".join(self._texts)
+        """All text so far, of the first choice like the rest."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids so far."""
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One log-probability a token so far, where they were asked for."""
+        return self.choices[0].logprobs
+
+    @property
+    def scores(self) -> list[wire.Scored]:
+        """With each log-probability the token's bytes and the likeliest tokens in its place."""
+        return self.choices[0].scores
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer ended; None while it has not."""
+        return self.choices[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or token id that ended it, if one did."""
+        return self.choices[0].stop_reason
 
     async def __aenter__(self) -> AsyncStream:
         await self._start()
@@ -122,7 +172,8 @@ class AsyncStream:
     def abandon(self) -> None:
         """The same, without waiting: there is nothing to wait for."""
         if self._connection is not None and not self._over:
-            self._connection.cancel(self._tag)
+            for index in range(len(self.choices)):
+                self._connection.cancel(self._tag + index)
         self._over = True
 
     def __aiter__(self) -> AsyncStream:
@@ -130,7 +181,7 @@ class AsyncStream:
 
     async def __anext__(self) -> Delta:
         await self._start()
-        while self._delta is None:
+        while not self._deltas:
             if self._over:
                 if self._error is not None:
                     raise self._error
@@ -139,13 +190,11 @@ class AsyncStream:
                 await self._come_back(self._broke_s)
             else:
                 await self._wait()
-        delta, self._delta = self._delta, None
+        index = next(iter(self._deltas))
+        delta = self._deltas.pop(index)
         if self._connection is not None:
-            self._connection.took(self._tag, self._position)
-        self._texts.append(delta.text)
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.scores += delta.scores
+            self._connection.took(self._tag + index, self._positions[index])
+        self.choices[index].add(delta)
         return delta
 
     async def result(self) -> Completion:
@@ -165,6 +214,7 @@ class AsyncStream:
             prompt_token_ids=self.prompt_token_ids,
             ignored_parameters=self.ignored_parameters,
             scores=self.scores,
+            choices=self.choices,
         )
 
     async def _start(self) -> None:
@@ -198,7 +248,7 @@ class AsyncStream:
         operation, body = self._request(connection.welcome.model)
         self._resume_s = connection.welcome.resume_s
         self._tag = connection.generate(
-            self, operation, body, self._traceparent, self._idempotency_key, self._resumable
+            self, operation, body, self._traceparent, self._idempotency_key, self._resumable, len(self.choices)
         )
         self._connection = connection
 
@@ -214,7 +264,7 @@ class AsyncStream:
                 while True:
                     try:
                         connection = await self._connect()
-                        self._tag = connection.resume(self, self.request_id, self._position)
+                        self._tag = connection.resume(self, self.request_id, self._positions[0])
                         break
                     except NotConnected as error:
                         self._error = error
@@ -257,26 +307,33 @@ class AsyncStream:
 
     def piece(self, piece: wire.Piece) -> None:
         """New output; merged where the last was not read yet."""
-        self._position = piece.position
-        text = "".join(piece.texts) + piece.tail
-        if self._delta is None:
-            self._delta = Delta(text, piece.token_ids, piece.logprobs, piece.scores)
+        index = piece.tag - self._tag
+        self._positions[index] = piece.position
+        text, delta = "".join(piece.texts) + piece.tail, self._deltas.get(index)
+        if delta is None:
+            self._deltas[index] = Delta(text, piece.token_ids, piece.logprobs, piece.scores, index)
         else:
-            self._delta.text += text
-            self._delta.token_ids += piece.token_ids
-            self._delta.logprobs += piece.logprobs
-            self._delta.scores += piece.scores
+            delta.text += text
+            delta.token_ids += piece.token_ids
+            delta.logprobs += piece.logprobs
+            delta.scores += piece.scores
         self._wake()
 
     def ended(self, ended: wire.Ended) -> None:
-        """The end."""
-        self.stop_reason = ended.stop_reason
-        self.usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
+        """The end of one choice: of the last one it is the end of all, and so is that of one that failed."""
+        choice, used = self.choices[ended.tag - self._tag], self.usage or Usage(0, 0)
+        choice.stop_reason = ended.stop_reason
+        cached = min(ended.cached_tokens, used.cached_tokens) if self.usage is not None else ended.cached_tokens
+        output = used.completion_tokens + ended.completion_tokens
+        self.usage = Usage(max(used.prompt_tokens, ended.prompt_tokens), output, cached)
+        self._open -= 1
         if ended.problem is None:
-            self.finish_reason = ended.reason
-        else:
+            choice.finish_reason = ended.reason
+        elif self._error is None:
             self._error = RequestFailed(ended.problem)
-        self._finish()
+            self.abandon()
+        if ended.problem is not None or not self._open:
+            self._finish()
 
     def lost(self, error: BatonError, for_good: bool) -> None:
         """The connection is over; a resumable stream that has begun may go on over another."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from baton.frontends.client.aio import AsyncClient, Messages
 from baton.frontends.client.errors import BatonError
-from baton.frontends.client.stream import AsyncStream, Completion, Delta, Usage
+from baton.frontends.client.stream import AsyncStream, Choice, Completion, Delta, Usage
 from baton.frontends.client.wire import Scored
 
 T = TypeVar("T")
@@ -202,6 +202,11 @@ class Stream:
     def scores(self) -> list[Scored]:
         """With each log-probability the token's bytes and the likeliest tokens in its place."""
         return self._stream.scores
+
+    @property
+    def choices(self) -> list[Choice]:
+        """All choices, as far as they have come."""
+        return self._stream.choices
 
     @property
     def finish_reason(self) -> str | None:

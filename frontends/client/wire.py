@@ -41,7 +41,10 @@ class Hello(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """A request; ``operation`` is "chat" or "text_completion", ``body`` its JSON object."""
+    """A request; ``operation`` is "chat" or "text_completion", ``body`` its JSON object.
+
+    With ``n`` choices the tags from ``tag`` on are theirs, one each.
+    """
 
     tag: int
     operation: str

@@ -106,6 +106,8 @@ class Engine:
     unless ``policies`` say so nobody begins with what another computed.
     """
 
+    tokens_per_row_max = 1
+
     def __init__(
         self,
         limits: Limits | None = None,
@@ -133,7 +135,8 @@ class Engine:
         self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096))
+        me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
+        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most))
 
     @property
     def plan(self) -> Plan | None:

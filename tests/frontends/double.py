@@ -97,6 +97,7 @@ class Job:
         self.granted = engine.limits.mailbox_tokens_max
         self.credit = asyncio.Event()
         self.sent = 0
+        self.logprob = -0.5
         self.ended = False
         self._run = 0
         self._held = engine.tokenizer.take(submit.key, submit.trace)
@@ -119,7 +120,7 @@ class Job:
         """One token a text, all in one piece. Token ids count up from 10."""
         token_ids = list(ids) if ids is not None else [10 + self.sent + number for number in range(len(texts))]
         params = self.submit.params
-        logprobs = [-0.5] * len(texts) if params.logprobs else []
+        logprobs = [self.logprob] * len(texts) if params.logprobs else []
         scores = [self._scored(text.encode(), params.top_logprobs) for text in texts] if params.logprobs else []
         what = (token_ids, list(texts), logprobs, scores)
         piece = Piece(self.slot, self.generation, self._run, self.sent, *what)
@@ -254,6 +255,7 @@ class Engine:
         from baton.engine.effects import Answered, Attach, Look, Open
 
         opened = [event.door for event in self.events if isinstance(event, Open | Attach | Look)]
+        opened += [door for event in self.events if isinstance(event, Open) for door in event.siblings]
         closed = [event.door for event in self.events if isinstance(event, Answered)]
         closed += [event.door for event in self.events if isinstance(event, Gone) and not event.wants_end]
         assert sorted(opened) == sorted(closed)

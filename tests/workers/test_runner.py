@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from baton.engine.batch import END_FLAG, Sampled, Sampling, StepRow
+from baton.engine.batch import END_FLAG, History, Sampled, Sampling, StepRow
 from baton.workers.cache import BLOCK_SIZE
 from baton.workers.runner import Runner
 
@@ -40,6 +41,7 @@ def generate(
     seed: int | None = None,
 ) -> list[list[Sampled]]:
     """Generate ``count`` tokens for all prompts at once; ``seed`` shuffles blocks, and rows in every step."""
+    samplings = samplings or [GREEDY] * len(prompts)
     order = list(range(BLOCKS))
     shuffle = random.Random(seed)
     if seed is not None:
@@ -55,9 +57,8 @@ def generate(
             tokens = ids[computed[i] : computed[i] + chunk]
             if len(outputs[i]) == count:
                 continue
-            sampling = samplings[i] if samplings else GREEDY
-            whole = computed[i] + len(tokens) == len(ids)
-            rows.append(StepRow(i, tokens, computed[i], tables[i], whole, len(outputs[i]), sampling))
+            whole, history = computed[i] + len(tokens) == len(ids), History(ids, len(prompt))
+            rows.append(StepRow(i, tokens, computed[i], tables[i], whole, len(outputs[i]), samplings[i], history))
             computed[i] += len(tokens)
         if seed is not None:
             shuffle.shuffle(rows)
@@ -112,6 +113,47 @@ def test_a_seeded_request_is_the_same_alone_in_company_and_after_preemption(exac
     known = prompts[0] + [s.token for s in together[0][:5]]
     row = StepRow(0, known, 0, list(range(10, 10 + len(known) // BLOCK_SIZE + 1)), True, 5, samplings[0])
     assert exact.step([row])[0].token == together[0][5].token
+
+
+EVERYTHING = Sampling(
+    temperature=0.9,
+    top_p=0.97,
+    top_k=400,
+    seed=21,
+    end_ids=(2,),
+    min_tokens=4,
+    min_p=0.001,
+    presence_penalty=0.4,
+    frequency_penalty=0.2,
+    repetition_penalty=1.15,
+    logit_bias=((260, 1.5), (28, -2.0)),
+    allowed_ids=bytes([0xFE]) * (49152 // 8),
+    bad_ids=((28,), (30, 198)),
+    choice=1,
+)
+
+
+def test_with_every_parameter_set_a_request_says_the_same_alone_and_among_eight(exact: Runner) -> None:
+    prompts = [REFERENCES[i % len(REFERENCES)]["prompt_ids"] for i in range(8)]
+    samplings = [msgspec.structs.replace(EVERYTHING, seed=i, choice=i % 3) for i in range(8)]
+    samplings[3] = GREEDY
+    together = generate(exact, prompts, 6, samplings=samplings, seed=4)
+    for i in (0, 5):
+        alone = generate(exact, prompts[i : i + 1], 6, samplings=samplings[i : i + 1])[0]
+        assert [s.token for s in alone] == [s.token for s in together[i]]
+        assert not any(s.token % 8 == 0 or s.token == 28 for s in alone)
+
+
+def test_padding_of_the_vocabulary_is_never_said(model_path: Path, exact: Runner) -> None:
+    """Were the reference's first token padding, the next best would be said, and with its chance of what is left."""
+    prompt, first = REFERENCES[0]["prompt_ids"], REFERENCES[0]["output_ids"][0]
+    row = StepRow(0, prompt, 0, [0], True, 0, GREEDY)
+    short = Runner(model_path, dtype="float32", weights="bfloat16", blocks=2, threads=THREADS, vocab=first)
+    (said,) = short.step([row])
+    assert said.token < first
+    bias = msgspec.structs.replace(GREEDY, logit_bias=((first, 1e9), (first + 1, 1e9)))
+    assert short.step([StepRow(0, prompt, 0, [0], True, 0, bias)])[0].token == said.token
+    assert exact.step([row])[0].token == first
 
 
 def test_end_ids_set_the_end_flag(exact: Runner) -> None:

@@ -41,10 +41,12 @@ class Tiny:
     numbers: dict[str, int] = field(default_factory=dict)  # further metadata
     spare: str | None = None  # a tensor too many
     seed: int = 0
+    padding: int = 0  # ids that stand for nothing, at the end of the table
 
     @property
     def tokens(self) -> list[str]:
-        return ["<|end|>", "<|start|>", *byte_alphabet(), "he", "ll", "hell"]
+        padding = [f"[PAD{number}]" for number in range(self.padding)]
+        return ["<|end|>", "<|start|>", *byte_alphabet(), "he", "ll", "hell", *padding]
 
     def tensors(self) -> dict[str, np.ndarray]:
         random = np.random.default_rng(self.seed)
@@ -90,7 +92,7 @@ class Tiny:
         writer.add_tokenizer_model(self.tokenizer)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(self.tokens)
-        writer.add_token_types([3, 3] + [1] * (len(self.tokens) - 2))
+        writer.add_token_types([3, 3] + [1] * (len(self.tokens) - 2 - self.padding) + [5] * self.padding)
         writer.add_token_merges(["h e", "l l", "he ll"])
         writer.add_eos_token_id(0)
         writer.add_bos_token_id(1)
