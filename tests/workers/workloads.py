@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from baton.engine.batch import Sampling, StepRow, sampling_of
+from baton.engine.blocks import Move
 from baton.engine.limits import Limits
+from baton.engine.policies import Policies
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import KVLayout, Params
 from baton.ops.bench.lockstep import Lockstep
@@ -40,7 +42,7 @@ class House:
     name: str
     blocks: int
     limits: Limits
-    options: dict[str, object] = field(default_factory=dict)
+    policies: Policies = field(default_factory=Policies)
 
 
 @dataclass
@@ -55,31 +57,25 @@ class Played:
     cached_tokens: int = 0
 
 
-def workload(seed: int, vocab: int, requests: int = 4) -> list[Request]:
-    """Requests that share beginnings, some of them whole prompts, greedy and sampled, coming at different times."""
+def workload(seed: int, vocab: int, requests: int = 5) -> list[Request]:
+    """Requests that share a beginning, two of them whole, and others; greedy and sampled, coming at different times."""
     chance = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
         return [chance.randrange(100, vocab) for _ in range(count)]
 
-    beginnings = [tokens(16 * chance.randint(1, 2)) for _ in range(2)]
-    found: list[Request] = []
-    for number in range(requests):
-        kind = chance.random()
-        if kind < 0.2 and found:
-            prompt = list(chance.choice(found).prompt)
-        elif kind < 0.3:
-            prompt = list(chance.choice(beginnings))
-        elif kind < 0.7:
-            prompt = chance.choice(beginnings) + tokens(chance.randint(1, 10))
-        else:
-            prompt = tokens(chance.randint(1, 40))
-        found.append(Request(chance.randint(0, 6), prompt, _params(chance, number)))
-    return sorted(found, key=lambda request: request.at)
+    beginning = tokens(16 * chance.randint(1, 2))
+    prompts = [beginning, beginning + tokens(chance.randint(1, 9)), tokens(chance.randint(1, 15)), list(beginning)]
+    prompts += [tokens(chance.randint(1, 15)) for _ in range(requests - len(prompts))]
+    arrivals = [0, *sorted(chance.randint(0, 8) for _ in prompts[1:])]
+    return [
+        Request(at, prompt, _params(chance, number))
+        for number, (at, prompt) in enumerate(zip(arrivals, prompts, strict=True))
+    ]
 
 
 def _params(chance: random.Random, number: int) -> Params:
-    length = chance.randint(2, 8)
+    length = chance.randint(2, 18)
     if chance.random() < 0.4:
         return Params(max_tokens=length, ignore_eos=True, temperature=0.0)
     return Params(
@@ -99,7 +95,7 @@ def play(runner: Runner, requests: list[Request], house: House) -> Played:
     layout = KVLayout(
         own.block_size, house.blocks, own.bytes_per_block, own.layers, own.kv_heads, own.head_dim, own.dtype
     )
-    engine = Lockstep(SLOTS, layout, runner.config.vocab, runner.config.context_length, house.limits)
+    engine = Lockstep(SLOTS, layout, runner.config.vocab, runner.config.context_length, house.limits, house.policies)
     worker = WorkerCore(0, (1,), own.block_size)
     found = Played([[] for _ in requests])
     coming = list(enumerate(requests))
@@ -111,6 +107,9 @@ def play(runner: Runner, requests: list[Request], house: House) -> Played:
         plan = engine.plans[0]
         rows = worker.apply(plan)
         assert rows is not None
+        runner.move(plan.moves)
+        found.copies += sum(kind == Move.COPY for kind, _, _ in plan.moves)
+        found.swaps += sum(kind == Move.IN for kind, _, _ in plan.moves)
         done = worker.commit(plan, rows, runner.step(rows) if rows else [])
         for record in done.records:
             said = found.outputs[record.slot]
@@ -120,6 +119,9 @@ def play(runner: Runner, requests: list[Request], house: House) -> Played:
         found.steps += 1
         assert found.steps < STEPS_MAX, "no end"
     found.preemptions = engine.core.batcher.preemptions
+    pool = engine.core.batcher.pool
+    assert pool is not None and pool.available == pool.total, "a block was not given back"
+    found.cached_tokens = pool.counts.hits
     for request, said in zip(requests, found.outputs, strict=True):
         assert len(said) == request.params.max_tokens, "a request did not say all it may"
     assert not engine.core.sequences
