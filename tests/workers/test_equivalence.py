@@ -62,6 +62,7 @@ def run(runner: Runner, seeds: range, houses: int) -> dict[str, int]:
     return happened
 
 
+@pytest.mark.timeout(600)
 def test_twenty_workloads_say_the_same_whatever_happens(runner: Runner) -> None:
     happened = run(runner, range(20), 1)
     assert happened["preemptions"] >= 5

@@ -75,7 +75,7 @@ def workload(seed: int, vocab: int, requests: int = 5) -> list[Request]:
 
 
 def _params(chance: random.Random, number: int) -> Params:
-    length = chance.randint(2, 18)
+    length = chance.randint(2, 12)
     if chance.random() < 0.4:
         return Params(max_tokens=length, ignore_eos=True, temperature=0.0)
     return Params(
