@@ -217,7 +217,10 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
     """
     if settings.worker == "scripted":
         layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
-        return ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
+        seed = settings.scripted_faulty_seed
+        faulty = {} if seed is None else {seed: 1}
+        scripted = ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens, faulty=faulty)
+        return scripted, layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
     from baton.workers.runner import Runner, has_device

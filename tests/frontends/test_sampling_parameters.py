@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,10 +49,8 @@ def test_what_is_wrong_is_refused_by_name(
     parse: Callable[[bytes], GenerateRequest], body: dict[str, Any], name: str, value: str
 ) -> None:
     raw = (json.dumps(body)[:-1] + f', "{name}": {value}}}').encode()
-    began = time.process_time()
     with pytest.raises(Refused) as refused:
         parse(raw)
-    assert time.process_time() - began < 2
     failure = refused.value.failure
     assert failure.status == 400
     # What is no JSON at all is refused as a whole; the field it stands in is not known then.
