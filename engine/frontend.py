@@ -145,7 +145,8 @@ class FrontendCore:
     def _submit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         opened = stream.opened
         assert opened is not None
-        key = self.hands.give(held, Role.TOKENIZER, 0, "tokenizing", now_ns, out)
+        index = self.hands.spread(Role.TOKENIZER, stream.slot + stream.lives - 1)
+        key = self.hands.give(held, Role.TOKENIZER, index, "tokenizing", now_ns, out)
         stream.held, stream.submitted = None, key.epoch
         stream.granted = stream.taken + self.limits.mailbox_tokens_max
         prompt = opened.prompt
@@ -155,7 +156,7 @@ class FrontendCore:
         delivered = list(stream.delivered)
         params = msgspec.structs.replace(opened.params, choice=stream.choice) if stream.choice else opened.params
         submit = Submit(key, self.me, stream.trace, opened.terms, params, prompt, delivered, stream.granted)
-        out.append(Send(Role.TOKENIZER, 0, submit))
+        out.append(Send(Role.TOKENIZER, index, submit))
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
         """Start the request's next life from the delivered ids, unless it was cancelled or has died too often."""

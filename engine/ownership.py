@@ -17,7 +17,7 @@ import msgspec
 
 from baton.engine.effects import Effect, Span
 from baton.engine.states import STATE_NAMES, STATE_NUMBERS, check_move, owner_of
-from baton.ipc.frames import Address, Key, Role
+from baton.ipc.frames import PLACES_MAX, Address, Key, Role
 
 
 class BoardRow(msgspec.Struct, frozen=True, gc=False):
@@ -131,6 +131,11 @@ class Ownership:
             del held.events[: -self.spans_max]
         held.state, held.since_ns = state, now_ns
         self.write(held, self.me, taken=True)
+
+    def spread(self, role: Role, number: int) -> int:
+        """Which of a role's places gets the ``number``-th request: rows are spread, a further life tries the next."""
+        there = sum(self.board.live(role, index) > 0 for index in range(PLACES_MAX))
+        return number % max(1, there)
 
     def give(self, held: Held, to: Role, index: int, state: str, now_ns: int, out: list[Effect]) -> Key:
         """Hand over: the row names the new owner when this returns; the frame must be the next effect for it."""

@@ -23,6 +23,7 @@ SERVE_FLAGS = {
     "--host": "Address to listen on.",
     "--port": "Port to listen on; 0 picks a free one and prints it.",
     "--frontends": "Processes that share the port and answer clients, 1 to 8.",
+    "--tokenizers": "Processes that render and encode prompts, 1 to 8.",
     "--zmq": "ZeroMQ endpoint to offer besides, e.g. tcp://127.0.0.1:8001.",
     "--device": "Where the model computes: cpu or cuda.",
     "--dtype": "Type the model computes in: bfloat16 or float32.",

@@ -26,6 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     origins: tuple[str, ...] = ()
     frontends: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
+    tokenizers: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
     zmq: str | None = None
     zmq_curve_keys: str | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

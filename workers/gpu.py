@@ -21,6 +21,7 @@ from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import ring_holds
 from baton.workers.config import Card, Settings, size_bytes
+from baton.workers.exhausted import out_of_memory, say_so
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
 
@@ -133,6 +134,7 @@ class StepLoop:
         self.token_ns = TOKEN_NS_GUESS  # how long a token takes, on average of late: what the watch is told to expect
         self._todo: deque[Plan] = deque()
         self._begun: deque[Begun] = deque()
+        self._trying: tuple[int, list[StepRow]] = (0, [])  # what the runner was last asked for
         self._task: asyncio.Task[None] | None = None
 
     def plans_came(self) -> None:
@@ -157,6 +159,8 @@ class StepLoop:
                     self._todo.extend(self.plans.read())  # without waiting for the bell
                     await asyncio.sleep(0)  # whoever else has something to do here
         except Exception as error:
+            if out_of_memory(error):
+                say_so(self.process.log, *self._trying)
             self.process.fatal(error)
         finally:
             self._task = None
@@ -173,12 +177,14 @@ class StepLoop:
             return
         tokens, now_ns = sum(len(row.tokens) for row in rows), self.process.now_ns()
         self.process.board.expect(*self.process.me.place, int(tokens * self.token_ns))
+        self._trying = plan.step, rows
         handle = self.device.launch(rows) if self.device is not None and rows else None
         self._begun.append(Begun(plan, rows, tokens, now_ns, handle))
 
     async def _finish(self, begun: Begun) -> None:
         rows, sampled = begun.rows, list[Sampled]()
         if rows:
+            self._trying = begun.plan.step, rows
             if self.step_s:
                 await asyncio.sleep(self.step_s)
             sampled = self.runner.step(rows) if self.device is None else self.device.collect(begun.handle)

@@ -41,7 +41,8 @@ RANKS = sum(role is Role.WORKER for role, _, _ in BELLS)
 
 def places(settings: Settings) -> list[tuple[Role, int]]:
     """Every place of a server, in the order in which they are started (the slowest first)."""
-    engine = [(Role.WORKER, 0), (Role.TOKENIZER, 0), (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
+    tokenizers = [(Role.TOKENIZER, index) for index in range(settings.tokenizers)]
+    engine = [(Role.WORKER, 0), *tokenizers, (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
     return [*engine, *((Role.FRONTEND, index) for index in range(settings.frontends))]
 
 

@@ -104,6 +104,8 @@ class Engine:
     At most ``in_flight`` steps are under way, by default one, so that a test sees one decision after the other.
     """
 
+    tokens_per_row_max = 1
+
     def __init__(
         self, limits: Limits | None = None, blocks: int = 64, block_tokens: int = 4, in_flight: int = 1
     ) -> None:
@@ -124,7 +126,8 @@ class Engine:
         self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        return self.tell(WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096))
+        me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
+        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most))
 
     @property
     def plan(self) -> Plan | None:

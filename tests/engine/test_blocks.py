@@ -301,6 +301,18 @@ def test_a_cached_beginning_goes_though_its_continuation_is_held_under_another_b
     assert len(pool.match(chain)) == 1, "the child went first"
 
 
+def test_a_leaf_that_got_a_child_while_it_lay_cached_is_none_any_more() -> None:
+    pool = BlockPool(3, 4)
+    chain = Chain(ROOT, 4, [*range(8)])
+    first, second = pool.allocate(1), pool.allocate(2)
+    pool.register(first[0], chain.link(0))
+    assert not pool.register(second[0], chain.link(0)) and pool.register(second[1], chain.link(1))
+    pool.release(first)
+    pool.release(second)
+    pool.allocate(2)
+    assert len(pool.match(chain)) == 1, "the child went first, though its beginning is unused for longer"
+
+
 def test_room_is_counted_without_what_is_about_to_be_shared() -> None:
     pool = BlockPool(4, 4)
     chain, blocks = computed(pool, [*range(8)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled
 from baton.engine.batcher import Batcher
 from baton.engine.effects import Doorbell, Plan, StepDone
-from baton.ipc.frames import Cancel, KVLayout, Params, Role, WorkerHello
-from tests.engine.rig import END, VOCAB, Engine, address, only, truth
+from baton.ipc.frames import Cancel, Params
+from tests.engine.rig import END, Engine, only, truth
 
 PROMPT = [5, 6, 7, 8]
 PARAMS = Params(max_tokens=6, seed=1, ignore_eos=True)
@@ -15,13 +15,7 @@ PARAMS = Params(max_tokens=6, seed=1, ignore_eos=True)
 class Speculating(Engine):
     """An engine whose worker yields what a test says, of up to four tokens a row and step."""
 
-    def start_worker(self, incarnation: int, blocks: int) -> list[object]:  # type: ignore[override]
-        """As any worker, but for what it says of itself."""
-        out = super().start_worker(incarnation, blocks)
-        layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
-        hello = WorkerHello(address(Role.WORKER, incarnation), 0, (incarnation,), layout, "w", VOCAB, 4096, 4)
-        self.core.ranks.clear()
-        return [*out, *self.tell(hello)]
+    tokens_per_row_max = 4
 
     def yields(self, *tokens: int, flags: dict[int, int] | None = None) -> None:
         """The step at hand gives its one row these tokens; ``flags`` are set on some of them, by place."""

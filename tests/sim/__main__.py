@@ -9,11 +9,14 @@ import os
 import re
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import click
 
+from tests.sim.figures import figures_of, save
 from tests.sim.host import Host
 from tests.sim.oracles import Broken
 from tests.sim.world import World
@@ -23,13 +26,19 @@ LEVELS: dict[int, type[World] | type[Host]] = {1: World, 2: Host}
 
 def failure(seed: int, level: int = 1) -> str | None:
     """What is wrong with a seed, or None. Whatever a core or the world raises is wrong as well."""
+    return play(seed, level)[0]
+
+
+def play(seed: int, level: int = 1) -> tuple[str | None, Counter[str]]:
+    """What is wrong with a seed, or None, and its history in numbers."""
+    world, what = LEVELS[level](seed), None
     try:
-        LEVELS[level](seed).run()
+        world.run()
     except Broken as broken:
-        return str(broken)
+        what = str(broken)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+        what = f"{type(error).__name__}: {error}"
+    return what, figures_of(world)
 
 
 def story(seed: int, lines_max: int, level: int = 1) -> str:
@@ -59,23 +68,29 @@ def about(world: World | Host, number: int) -> list[str]:
 @click.option("--first", default=0, help="The first seed.")
 @click.option("--level", "levels", type=click.IntRange(1, 2), multiple=True, help="A level to play; by default both.")
 @click.option("--lines", default=60, help="Lines of the story to print for a failing seed.")
+@click.option("--report", type=Path, help="A file for the figures of what was played; .json, or else Markdown.")
 @click.option("--processes", default=len(os.sched_getaffinity(0)), help="Processes to play in.")
-def main(seeds: int, first: int, levels: tuple[int, ...], lines: int, processes: int) -> None:
+def main(seeds: int, first: int, levels: tuple[int, ...], lines: int, report: Path | None, processes: int) -> None:
     """Play seeds; exit with 1 if any fails."""
-    failed = 0
+    figures: dict[int, Counter[str]] = {}
+    walls: dict[int, float] = {}
     with ProcessPoolExecutor(processes) as pool:
         for level in levels or tuple(LEVELS):
             started = time.monotonic()
             played = range(first, first + seeds)
-            broken = 0
-            for seed, what in zip(played, pool.map(partial(failure, level=level), played, chunksize=20), strict=True):
+            total = figures[level] = Counter[str](failed=0)
+            results = pool.map(partial(play, level=level), played, chunksize=20)
+            for seed, (what, figures_of_one) in zip(played, results, strict=True):
+                total += figures_of_one
                 if what is not None:
-                    broken += 1
+                    total["failed"] += 1
                     click.echo(f"level {level}, seed {seed}: {what}\n{story(seed, lines, level)}\n")
-            wall_s = time.monotonic() - started
-            click.echo(f"level {level}: {seeds} seeds in {wall_s:.1f} s, {broken} failed")
-            failed += broken
-    sys.exit(1 if failed else 0)
+            wall_s = walls[level] = time.monotonic() - started
+            click.echo(f"level {level}: {seeds} seeds in {wall_s:.1f} s, {total['failed']} failed")
+            figures[level] = total
+    if report is not None:
+        save(report, figures, walls)
+    sys.exit(1 if any(total["failed"] for total in figures.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What befalls the processes of level two: named faults, how often each comes in a world, and when."""
+"""What befalls the processes: level two's named faults, how often each comes in a world, and when."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ FAULTS = {
     "hang": 1,  # it works no more, and nobody tells
     "slow": 4,  # it does nothing for a while
     "damage": 1,  # a byte of the ring it writes next is turned over
+    "out of memory": 2,  # there is none for the worker's next step
     "full ring": 1,  # the detokenizer reads nothing until no more tokens fit
 }
 SPAN_NS = 120 * MS
+#: how a process of level one is struck, in words
+STRIKES = {
+    "now": "kill between events",
+    "effects": "kill between effects",
+    "writes": "kill between writes to the board",
+    "memory": "out of memory",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ def make_faults(rng: random.Random, places: list[Place], shape: Shape) -> list[F
         faults.append(_fault(rng, at_ns, rng.choice(places)))
         if rng.random() < 0.3:
             faults.append(_fault(rng, at_ns + rng.randrange(20 * MS), rng.choice(places)))
-    innocent = [fault for fault in faults if fault.name not in ("hang", "damage")]
+    innocent = [fault for fault in faults if fault.name not in ("hang", "damage", "out of memory")]
     return innocent if shape.poison else faults
 
 
@@ -55,12 +63,15 @@ def _fault(rng: random.Random, at_ns: int, place: Place) -> Fault:
     (name,) = rng.choices(list(FAULTS), list(FAULTS.values()))
     if name == "full ring":
         return Fault(name, at_ns, (Role.DETOKENIZER, 0), rng.randrange(50, 200) * MS, 0)
+    if name == "out of memory":
+        place = (Role.WORKER, 0)
     return Fault(name, at_ns, place, rng.randrange(rng.choice((2, 20, 80)) * MS), rng.randrange(1, 8))
 
 
 def places_of(shape: Shape) -> list[Place]:
     """Every place of a world, in the order in which they are started."""
-    first = [(Role.WORKER, 0), (Role.TOKENIZER, 0), (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
+    tokenizers = [(Role.TOKENIZER, index) for index in range(shape.tokenizers)]
+    first = [(Role.WORKER, 0), *tokenizers, (Role.DETOKENIZER, 0), (Role.SCHEDULER, 0)]
     return [*first, *((Role.FRONTEND, index) for index in range(shape.frontends))]
 
 

@@ -25,16 +25,15 @@ from baton.ipc.ring import CURSORS, WRITTEN
 from baton.ipc.shell import Shell
 from baton.ipc.virtual_clock import Asleep, VirtualLoop
 from baton.workers.config import Card, Launch, Settings
-from baton.workers.fake import ScriptedRunner
 from baton.workers.gpu import StepRunner
 from baton.workers.memory import Bell, MemoryMachine
 from tests.sim.chance import chance
 from tests.sim.faults import SPAN_NS, Fault, limits_of, make_faults, places_of
 from tests.sim.forger import forged
-from tests.sim.members import Member, Poisonable
+from tests.sim.members import Exhaustible, Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, VOCAB, make_ranked_wishes, make_shape
+from tests.sim.script import MS, make_ranked_wishes, make_shape
 from tests.sim.visitors import Visitor
 
 Made = tuple[StepRunner, KVLayout, str]
@@ -60,7 +59,9 @@ class Host:
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)
         self.events = 0  # so that the oracles look at owners every time they are asked
-        self.deaths = 0
+        self.deaths = self.handled = 0
+        self.began_ns = START_NS
+        self.struck: Counter[str] = Counter()  # faults that struck, by name
         self.said: Counter[str] = Counter()  # what processes logged, by role and event
         self.stop_asked = False
         self.over = False
@@ -151,6 +152,7 @@ class Host:
 
     def say(self, line: str) -> None:
         """One line of the history: hashed always, kept when recording."""
+        self.handled += 1
         self._digest.update(f"{self.loop.now_ns()} {line}\n".encode())
         if self.record:
             self.lines.append(f"{(self.now - START_NS) / MS:9.3f} ms  {line}")
@@ -213,13 +215,8 @@ class Host:
         """The script in place of a model."""
         phase("warming")
         shape = self.shape
-        runner = ScriptedRunner(
-            *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 0, 0, shape.faulty),
-            tokens_per_row_max=shape.tokens_per_row_max,
-            asynchronous=self.seed % 3 == 0,
-        )
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
-        return Poisonable(runner) if shape.poison else runner, layout, "w"
+        return Exhaustible(self._members[(Role.WORKER, 0)], shape), layout, "w"
 
     def _make_supervisor(self) -> Shell:
         limits, me = self.shape.limits, Address(Role.SUPERVISOR, "m", 0, 0, 1)
@@ -364,6 +361,7 @@ class Host:
         if member is None or member.compartment.frozen:
             return
         self.say(f"{fault}")
+        self.struck[f"fault: {fault.name}"] += 1
         match fault.name:
             case "kill":
                 self.kill(fault.place)
@@ -375,6 +373,8 @@ class Host:
             case "slow" | "full ring":
                 member.compartment.freeze()
                 self.later(fault.for_ns / 1e9, member.compartment.thaw)
+            case "out of memory":
+                member.starved = True
             case "damage":
                 self._damaged |= {fault.place[0]}
             case name:

@@ -18,7 +18,7 @@ from baton.workers.config import Launch
 from baton.workers.fake import ScriptedRunner
 from baton.workers.memory import MemorySurroundings
 from baton.workers.process import Process, live
-from tests.sim.script import POISON
+from tests.sim.script import POISON, VOCAB, Shape
 from tests.sim.visitors import Entrance
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Member:
         self.compartment = Compartment(str(self.me), self._failed)
         self.entrance = Entrance(host)
         self.stopped = False
+        self.starved = False  # its next step finds no memory
         self.speaks: int | None = None  # so many frames until it is killed
         self.process: Process | None = None
 
@@ -90,20 +91,46 @@ class Poisoned(Exception):
     """What a worker cannot compute, however often it is tried."""
 
 
-class Poisonable:
-    """A runner that fails at the second token of the requests that a poisoned world has."""
+#: how it is said that there is no memory: by Python, by torch on a device, by torch on the CPU
+NO_MEMORY: tuple[tuple[type[Exception], str], ...] = (
+    (MemoryError, ""),
+    (RuntimeError, "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    (RuntimeError, "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"),
+)
 
-    def __init__(self, runner: ScriptedRunner) -> None:
-        self._runner = runner
+
+class Exhaustible:
+    """A runner that has no memory for a step once its process is starved, and, if it can be ``poisoned``, fails at the
+    second token of the requests that such a world has.
+    """
+
+    def __init__(self, member: Member, shape: Shape) -> None:
+        sizes = (VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens)
+        most = shape.tokens_per_row_max
+        self._runner = runner = ScriptedRunner(*sizes, faulty=shape.faulty, tokens_per_row_max=most)
+        self.asynchronous = member.host.seed % 3 == 0 and not shape.poison
+        self._member = member
+        self._poisoned = shape.poison
         self.tokens_per_row_max = runner.tokens_per_row_max
         self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
         self.host_blocks = runner.host_blocks
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
-        """As the runner's, but for the poisoned."""
-        if any(row.sampling.seed == POISON and row.position == 1 for row in rows):
+        """As the runner's, but for the starved and the poisoned."""
+        if self._member.starved:
+            kind, words = self._member.host.rng.choice(NO_MEMORY)
+            raise kind(words)
+        if self._poisoned and any(row.sampling.seed == POISON and row.position == 1 for row in rows):
             raise Poisoned
         return self._runner.step(rows)
+
+    def launch(self, rows: Sequence[StepRow]) -> list[Sampled]:
+        """Begin a step; what to ``collect``."""
+        return self.step(rows)
+
+    def collect(self, handle: list[Sampled]) -> list[Sampled]:
+        """What a launched step sampled."""
+        return handle
 
 
 class Recorder:
@@ -126,7 +153,8 @@ class Recorder:
             return
         self._host.say(f"{self._who} logs {event}")
         self._host.said[f"{self._who.role.name.lower()} {event}"] += 1
-        if isinstance(fields.get("exc_info"), Poisoned):
+        error = fields.get("exc_info")
+        if isinstance(error, Poisoned) or (self._member.starved and isinstance(error, MemoryError | RuntimeError)):
             self._host.crashed(self._member)
         elif event in WRONG or (event in DROPPED and not self._host.forgeries):
             self._host.object(f"{self._who}: {event} {fields}")

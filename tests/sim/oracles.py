@@ -13,11 +13,14 @@ from baton.engine.batch import StepRow
 from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import Account, Deliver, Finish, Named, Plan, Span, StepDone
+from baton.engine.ownership import Held
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
+from baton.engine.stream import Stream
 from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import RowView
-from baton.ipc.frames import Role
+from baton.ipc.frames import Cancel, Handed, Life, Role, Submit, Text
+from baton.ipc.ring import CURSORS, WRITTEN
 from tests.sim.script import PIECES, VOCAB, whole
 
 if TYPE_CHECKING:
@@ -71,6 +74,37 @@ class Oracles:
                     mine = (held.generation, held.epoch, *place, other.incarnation, True)
                     self.check(named == mine, f"{place} holds slot {held.slot} as {mine}, the board says {named}")
 
+    def before(self, process: Process, event: object) -> list[tuple[Stream, int]] | None:
+        """What a frontend has of the requests for which text of an earlier life comes; ``heard`` looks again.
+
+        None where the event says nothing of a cancel: it hands over what its receiver holds already.
+        """
+        if isinstance(event, Handed | Submit) and _running(process.core, event.key.slot):
+            return None
+        if not isinstance(event, Text):
+            return []
+        streams = [(process.core.front.streams.get(piece.slot), piece) for piece in event.pieces]
+        named = [(stream, piece) for stream, piece in streams if stream and stream.generation == piece.generation]
+        return [(stream, len(stream.delivered)) for stream, piece in named if piece.run <= stream.submitted]
+
+    def heard(self, process: Process, event: object, told: list[tuple[Stream, int]] | None) -> None:
+        """After an event: text of an earlier life gave nothing, and what was to be read was read: the cancel word by
+        who takes a request or is nudged, the ring by the detokenizer that hears of a worker's end.
+        """
+        if isinstance(event, Life) and event.role == Role.WORKER and isinstance(process.core, DetokenizerCore):
+            words = self.world.tokens.words
+            self.check(words[CURSORS + 1] == words[WRITTEN], "a worker died, and its last tokens are not read")
+        if told is None or not isinstance(event, Text | Handed | Submit | Cancel):
+            return
+        for stream, known in told:
+            self.check(len(stream.delivered) == known, f"slot {stream.slot} gets text of a life that is over")
+        if isinstance(event, Text):
+            return
+        about = event if isinstance(event, Cancel) else event.key
+        for held in _running(process.core, about.slot):
+            deaf = held.generation == about.generation and self.world.board.cancelled(held.slot, held.generation)
+            self.check(not deaf, f"{process.place} goes on with slot {held.slot}, which was cancelled")
+
     def _busy(self, core: SchedulerCore) -> None:
         """While a worker is there, a request with room at its client is in a step, or another one is."""
         if not core.flights and core.batcher.pool is not None:
@@ -93,9 +127,10 @@ class Oracles:
                 known = min(known, len(truth))
             self.check(seq.output[:known] == truth[:known], f"{client}: {seq.output} is counted, the truth is {truth}")
 
-    def step(self, plan: Plan, rows: list[StepRow]) -> None:
-        """A step in flight: none of its blocks may be free or somebody else's meanwhile."""
+    def step(self, worker: int, plan: Plan, rows: list[StepRow]) -> None:
+        """A step in flight: made for this worker; none of its blocks may be free or somebody else's meanwhile."""
         self.steps += 1
+        self.check(plan.incarnations[0] == worker, f"worker #{worker} runs what was planned for {plan.incarnations}")
         computed = {row.slot for row in rows}
         for named in plan.rows:
             self.passed[named.slot] = 0 if named.slot in computed else self.passed[named.slot] + 1
@@ -286,6 +321,17 @@ class Oracles:
         for before, after in pairwise(spans):
             gap = after.start_ns - before.end_ns
             self.check(gap == 0 if alive else gap >= 0, f"{client}: {before} and then {after}")
+
+
+def _running(core: Any, slot: int) -> list[Held]:
+    """The request of a slot, where a core holds it and has not decided that it ends."""
+    match core:
+        case TokenizerCore():
+            return [core.pending[slot][0]] if slot in core.pending else []
+        case SchedulerCore():
+            seq = core.sequences.get(slot)
+            return [seq.held] if seq is not None and seq.end is None else []
+    return []
 
 
 def _held(core: Any) -> list[Any]:

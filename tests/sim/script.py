@@ -39,6 +39,7 @@ class Shape:
 
     limits: Limits
     frontends: int
+    tokenizers: int
     blocks: int
     block_tokens: int
     context_tokens: int
@@ -168,7 +169,7 @@ def make_shape(rng: random.Random) -> Shape:
         mailbox_tokens_max=rng.choice((1, 2, 4, 1024)),
         step_tokens_max=rng.choice((3, 8, 64)),
         running_requests_max=rng.choice((2, 4, 16)),
-        requests_per_frontend_max=rng.choice((3, 6, 16)),
+        requests_per_frontend_max=rng.choice((2, 3, 6, 16)),
         request_spans_max=rng.choice((2, 64)),
         sweep_interval_s=0.02,
         stalled_s_max=0.4,
@@ -181,13 +182,14 @@ def make_shape(rng: random.Random) -> Shape:
     return Shape(
         limits=limits,
         frontends=rng.choice((1, 1, 2)),
+        tokenizers=rng.choice((1, 1, 2, 3)),
         blocks=-(-capacity // block_tokens),
         block_tokens=block_tokens,
         context_tokens=rng.choice((32, 48)),
         mean_tokens=rng.choice((6, 20)),
         token_ring_bytes=rng.choice((1024, 4096)) if tokens_per_row_max == 1 else 4096,
         plan_ring_bytes=8192,
-        slow_links=rng.random() < 0.3,
+        slow_links=rng.random() < 0.4,
         repeats=rng.random() < 0.2,
         faulty={7: rng.randrange(4)},
         poison=poison,
@@ -226,12 +228,12 @@ def make_ranked_wishes(
 
 
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
-    """In one world of three some wishes are kept: repeats of one key, and clients that lose their connection.
+    """In every other world some wishes are kept: repeats of one key, and clients that lose their connection.
 
     It has chance of its own, so that the other worlds stay as they are.
     """
     rng = random.Random(f"keep {seed}")
-    if rng.random() < 2 / 3:
+    if rng.random() < 1 / 2:
         return wishes
     kept: list[Wish] = []
     for wish in wishes:
@@ -240,9 +242,14 @@ def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
         if fate < 0.3 and twin is not None:
             same = {"prompt": twin.prompt, "prompt_ids": twin.prompt_ids, "params": twin.params, "key": twin.key}
             wish = replace(plain, **same, at_ns=twin.at_ns + rng.randrange(30 * MS))  # type: ignore[arg-type]
+            if not twin.drops and rng.random() < 0.5:
+                away = (rng.randrange(20 * MS), rng.randrange(60 * MS), rng.randrange(shape.frontends))
+                kept[kept.index(twin)] = replace(twin, resumable=True, drops=(away,))
+            if rng.random() < 0.5:
+                wish = replace(wish, cancel_after_ns=rng.randrange(20 * MS), wants_end=rng.random() < 0.5)
         elif fate < 0.5:
             wish = replace(plain, key=f"key {wish.number}")
-        if fate < 0.3 or fate > 0.7:
+        if fate < 0.45 or fate > 0.7:
             drops = [(rng.randrange(60 * MS), _away(rng), rng.randrange(shape.frontends)) for _ in range(3)]
             drops = drops[: rng.randrange(1, 4)]
             wish = replace(wish, answers=True, deadline_after_ns=None, resumable=True, drops=tuple(sorted(drops)))
@@ -251,7 +258,7 @@ def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
 
 
 def _away(rng: random.Random) -> int:
-    if rng.random() < 0.1:
+    if rng.random() < 0.2:
         return NEVER
     return rng.randrange(30 * MS) if rng.random() < 0.8 else rng.randrange(300 * MS)
 
@@ -279,11 +286,20 @@ def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str],
         params=params,
         reads=rng.choice(("fast", "fast", "fast", "slow", "stalled" if rng.random() < 0.3 else "fast")),
         answers=rng.random() < 0.95,
-        cancel_after_ns=rng.randrange(60 * MS) if rng.random() < 0.25 else None,
+        cancel_after_ns=rng.randrange(rng.choice((1, 60)) * MS) if rng.random() < 0.3 else None,
         wants_end=rng.random() < 0.5,
         deadline_after_ns=rng.randrange(1, 80) * MS if rng.random() < 0.05 else None,
     )
-    return _with_stops(rng, wish, shape) if rng.random() < 0.4 else wish
+    fate = rng.random()
+    if fate < 0.4:
+        return _with_stops(rng, wish, shape)
+    return _exact(wish, shape) if fate < 0.5 else wish
+
+
+def _exact(wish: Wish, shape: Shape) -> Wish:
+    """The same wish with as many tokens at most as its answer has, so that two things end it at once."""
+    tokens = len(reference(wish, shape).ids)
+    return replace(wish, params=msgspec.structs.replace(wish.params, max_tokens=max(1, tokens)))
 
 
 def _with_stops(rng: random.Random, wish: Wish, shape: Shape) -> Wish:

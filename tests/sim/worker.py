@@ -22,7 +22,9 @@ FULL_WAIT_NS = 200_000
 
 @dataclass(eq=False)
 class Worker:
-    """One rank. Rank 0 commits a step once every rank has computed it. ``doomed`` kills it around its next step."""
+    """One rank. Rank 0 commits a step once every rank has computed it. ``doomed`` kills it around its next step, or in
+    the middle of it for want of memory.
+    """
 
     world: World
     me: Address
@@ -84,6 +86,9 @@ class Worker:
     def _computed(self, plan: Plan, rows: list[StepRow]) -> None:
         if not self._at(plan):
             return
+        if self.doomed == "memory":  # there is none for this step; the process says so and ends
+            self.world.kill(self.me.place, unexplained=True)
+            return
         last = self.me.index == self.world.shape.ranks - 1
         poisoned = any(row.sampling.seed == POISON and row.position == 1 for row in rows)
         if last and self.world.shape.poison and poisoned:
@@ -107,7 +112,7 @@ class Worker:
             if not isinstance(peer, Worker) or peer.step != plan or peer.rows is None:
                 return
         self.rows = None
-        self.world.oracles.step(plan, rows)
+        self.world.oracles.step(self.incarnation, plan, rows)
         done = self.core.commit(plan, rows, self.runner.step(rows))
         for peer in peers:
             if isinstance(peer, Worker) and peer is not self and peer.rows is not None:

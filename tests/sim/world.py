@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -47,6 +47,7 @@ from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
+from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
 from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
@@ -108,11 +109,14 @@ class World:
         self.live: dict[Place, Process | Worker] = {}
         self.links: dict[tuple[Place, int, Place], Link] = {}
         self.deaths = 0
+        self.began_ns = 0
+        self.struck: Counter[str] = Counter()  # faults that struck, by name
         wishes = keep_some(seed, make_ranked_wishes(seed, self.rng, self.shape), self.shape)
         self.clients = [Client(wish, self) for wish in wishes]
         self.oracles = Oracles(self)
         self.places: list[Place] = [(Role.FRONTEND, index) for index in range(frontends)]
-        self.places += [(role, 0) for role in (Role.TOKENIZER, Role.SCHEDULER, Role.DETOKENIZER)]
+        self.places += [(Role.TOKENIZER, index) for index in range(self.shape.tokenizers)]
+        self.places += [(Role.SCHEDULER, 0), (Role.DETOKENIZER, 0)]
         self.places += [(Role.WORKER, rank) for rank in range(self.shape.ranks)]
         restless = msgspec.structs.replace(limits, restarts_max=1000, restart_backoff_s=1e-9, watch_interval_s=1.0)
         supervisor = Address(Role.SUPERVISOR, "m", 0, 0, 1)
@@ -131,7 +135,7 @@ class World:
         for client in self.clients:
             self.at(client.wish.at_ns, client.arrive)
         for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 9))):
-            at_ns = rng.randrange(120 * MS)
+            at_ns = rng.randrange(rng.choice((40, 120)) * MS)
             self.at(at_ns, self._strike, rng.choice(self.places))
             if rng.random() < 0.3:  # troubles come together
                 self.at(at_ns + rng.randrange(20 * MS), self._strike, rng.choice(self.places))
@@ -145,6 +149,11 @@ class World:
                 raise Broken(f"stuck: {self.oracles.unfinished()}")
         self.oracles.at_the_end()
         return self._digest.hexdigest()
+
+    @property
+    def handled(self) -> int:
+        """Events that the cores handled, and steps."""
+        return self.events
 
     def at(self, delay_ns: int, action: Callable[..., None], *arguments: Any, busy: bool = True) -> None:
         """Do something later; what is not ``busy`` (a sweep) does not count as something going on."""
@@ -197,6 +206,7 @@ class World:
             self.say(f"{process.place[0].name.lower()}-{process.place[1]}#{process.incarnation} <- {event}")
         else:
             self.say(f"{process.place} {type(event).__name__}")
+        told = self.oracles.before(process, event)
         try:
             if process.doomed == "writes":
                 self.board.write = self._deadly_write  # type: ignore[method-assign]
@@ -208,6 +218,7 @@ class World:
             raise Broken(f"{process.place[0].name} asserts: {error!r} at {event}") from error
         finally:
             self.board.__dict__.pop("write", None)
+        self.oracles.heard(process, event, told)
         if process.doomed == "effects":
             self._perform(process, effects[: self.rng.randint(0, len(effects))])
             self.kill(process.place)
@@ -261,7 +272,7 @@ class World:
         key = (sender, incarnation, receiver)
         link = self.links.get(key)
         if link is None:
-            slowness = self.rng.choice((1, 1, 2, 60)) if self.shape.slow_links else 1
+            slowness = self.rng.choice((1, 2, 60)) if self.shape.slow_links else 1
             link = self.links[key] = Link(receiver, slowness)
         address = Address(sender[0], "m", 0, sender[1], incarnation)
         link.frames.append(_encoder.encode(Envelope(PROTOCOL_VERSION, address, 1, frame)))
@@ -278,7 +289,7 @@ class World:
         data = link.frames.popleft()
         self._digest.update(data)
         self._hear(link.receiver, data)
-        if self.shape.repeats and self.rng.random() < 0.03:
+        if self.shape.repeats and self.rng.random() < 0.1:
             self.at(self._jitter(self.rng.choice((1, 10, 100))), self._hear, link.receiver, data)
 
     def _hear(self, place: Place, data: bytes) -> None:
@@ -298,7 +309,7 @@ class World:
 
     def ring_bell(self, place: Place) -> None:
         """Whoever fills the place looks at its ring soon."""
-        self.at(self._jitter(1) // 8, self._bell, place)
+        self.at(self._jitter(self.rng.choice((1, 1, 20))) // 8, self._bell, place)
 
     def _bell(self, place: Place) -> None:
         process = self.live.get(place)
@@ -315,6 +326,10 @@ class World:
     def _strike(self, place: Place) -> None:
         process = self.live.get(place)
         how = self.rng.choice(("now", "effects", "effects", "writes"))
+        if place[0] == Role.WORKER and not self.shape.poison and self.rng.random() < 0.25:
+            how = "memory"
+        if process is not None:
+            self.struck[f"fault: {STRIKES[how]}"] += 1
         if process is None or how == "now":
             self.kill(place)
         else:

@@ -67,3 +67,13 @@ async def test_a_killed_worker_costs_a_stream_no_token(server: Server) -> None:
     assert ids == reference["output_ids"]
     assert server.places()["worker"].incarnation > 1
     await server.until_ready()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_likeliest_token_of_a_greedy_answer_is_the_chosen_one(server: Server) -> None:
+    reference = REFERENCES[0]
+    answer = await server.complete(**asked(reference), logprobs=3, skip_special_tokens=False)
+    scores = answer["choices"][0]["logprobs"]
+    assert scores["token_logprobs"] == pytest.approx(reference["logprobs"], abs=1e-3)
+    for token, logprob, top in zip(scores["tokens"], scores["token_logprobs"], scores["top_logprobs"], strict=True):
+        assert len(top) == 3 and max(top.values()) == top[token] == pytest.approx(logprob, abs=1e-4)
