@@ -65,7 +65,7 @@ def test_every_setting_can_be_set_from_the_environment(name: str) -> None:
     variable = "BATON_" + name.replace(".", "__").upper()
     configured = configure({}, {variable: text})
     assert configured.sources[name] == variable
-    assert str(configured.values()[name]) in (text, "1.0", "('1',)")
+    assert str(configured.values()[name]) in (text, "1.0", "True", "('1',)")
 
 
 def test_a_list_is_separated_by_commas_outside_a_file(tmp_path: Path) -> None:
