@@ -112,7 +112,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step, as a change against what the workers keep per slot. Written to the plan ring for every rank.
 
     ``incarnations`` names the process of each rank; others drop it. ``step`` is the scheduler's incarnation in the
-    upper, a counter in the lower 32 bits. ``ends`` are slots to forget before ``starts``.
+    upper, a counter in the lower 32 bits. ``ends`` are slots to forget before ``starts``. ``moves`` of blocks, each
+    (``engine.blocks.Move``, source, destination), are carried out in order before the rows are computed.
     """
 
     incarnations: tuple[int, ...]
@@ -120,6 +121,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ends: list[int]
     starts: list[Start]
     rows: list[Row]
+    moves: list[tuple[int, int, int]] = []
 
 
 class TokenRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
