@@ -79,6 +79,10 @@ class Preemption:
         elif self.transfer is None or self.transfer.block_bytes != block_bytes:
             self.transfer = Transfer(block_bytes, self.limits)
 
+    def protected(self, seq: Sequence) -> bool:
+        """Whether it has given way to others as often as it must."""
+        return seq.preemptions >= self.limits.preemptions_per_request_max
+
     def victims(
         self, asking: Sequence, running: Iterable[Sequence], missing: int, coming: int, pool: BlockPool
     ) -> list[Sequence]:
@@ -99,6 +103,7 @@ class Preemption:
             moved, seq.blocks = seq.blocks[:needed], seq.blocks[needed:]
             seq.host_blocks, seq.host_tokens = pool.swap_out(moved), seq.computed
         self.counts[way] += 1
+        seq.preemptions += seq.held.state != "paused"  # else its own client is to blame, and not to be rewarded for it
 
     def restore(self, seq: Sequence, pool: BlockPool) -> bool:
         """The sequence sits down again, with the blocks that were found to hold its beginning: those that it lacks come
