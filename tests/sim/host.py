@@ -54,8 +54,7 @@ class Host:
         shape = make_shape(rng)
         self.places = places_of(shape)
         self.faults = make_faults(rng, self.places, shape)
-        limits = limits_of(rng, shape, self.faults)
-        self.shape = shape = with_swap(seed, replace(shape, limits=limits, repeats=False))
+        self.shape = shape = with_swap(seed, replace(shape, repeats=False), limits_of(rng, shape, self.faults))
         self.record = record
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)

@@ -198,15 +198,14 @@ def make_shape(rng: random.Random) -> Shape:
     )
 
 
-def with_swap(seed: int, shape: Shape) -> Shape:
-    """The same world, in two of three cases with swap space, whose use seems cheap, dear, or now this and now that.
-
-    It has chance of its own, so that the rest of the world stays as it is.
+def with_swap(seed: int, shape: Shape, limits: Limits) -> Shape:
+    """The same world under these limits; two of three have swap space, whose use seems cheap, dear, or now one and now
+    the other. It has chance of its own, so that the rest of the world stays as it is.
     """
     rng = random.Random(f"swap {seed}")
     if rng.random() < 1 / 3:
-        return shape
-    limits = msgspec.structs.replace(shape.limits, swap_prior_bytes_per_s=rng.choice((1, 300, 1 << 40, 1 << 40)))
+        return replace(shape, limits=limits)
+    limits = msgspec.structs.replace(limits, swap_prior_bytes_per_s=rng.choice((1, 300, 1 << 40, 1 << 40)))
     return replace(shape, limits=limits, host_blocks=rng.choice((2, shape.blocks // 2, 4 * shape.blocks)))
 
 

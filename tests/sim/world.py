@@ -91,8 +91,9 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        ranks = random.Random(~seed).choice((1, 1, 1, 2, 3))
-        self.shape = with_swap(seed, replace(make_shape(self.rng), ranks=ranks))
+        shape = make_shape(self.rng)
+        shape = replace(with_swap(seed, shape, shape.limits), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
+        self.shape = shape
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
