@@ -119,7 +119,7 @@ class SchedulerCore:
     def _publish(self) -> None:
         """Show the gauges to whoever reads the board."""
         batcher, pool = self.batcher, self.batcher.pool
-        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
+        blocks = (pool.total, pool.free, pool.cached, pool.capacity_tokens) if pool is not None else (0, 0, 0, 0)
         self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks))
 
     # -------------------------------------------------------------------------------- coming in
