@@ -18,6 +18,7 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
+from baton.engine.preemption import WAYS
 from baton.engine.prefix import Chain, root
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
@@ -119,8 +120,10 @@ class SchedulerCore:
     def _publish(self) -> None:
         """Show the gauges to whoever reads the board."""
         batcher, pool = self.batcher, self.batcher.pool
-        blocks = (pool.total, pool.free, pool.cached, pool.capacity_tokens) if pool is not None else (0, 0, 0, 0)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks))
+        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
+        tokens = pool.capacity_tokens if pool is not None else 0
+        gave_way = (batcher.preemption.counts[way] for way in WAYS)
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, tokens))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -194,7 +197,9 @@ class SchedulerCore:
         self.ranks[event.rank] = event
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
-            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            hosts = min(hello.host_blocks for hello in self.ranks.values())
+            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
+            self.batcher.preemption.greeted(hosts, event.layout.block_bytes)
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):

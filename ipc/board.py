@@ -24,16 +24,12 @@ TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+GAUGE_NAMES = (
+    *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
+    *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
+)
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")
-GAUGE_NAMES = (
-    "requests_running",
-    "requests_waiting",
-    "kv_blocks_total",
-    "kv_blocks_free",
-    "kv_blocks_cached",
-    "kv_tokens_total",
-)
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -267,7 +263,9 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's: running, waiting, KV blocks total, free, cached, and the tokens that all blocks hold."""
+        """The scheduler's, in the order of ``GAUGE_NAMES``: requests, KV blocks, how many gave way to be recomputed and
+        how many by a swap, and the tokens that all blocks hold.
+        """
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value

@@ -41,7 +41,7 @@ class House:
     status: Status
     sources: Sources
     client: aiohttp.ClientSession
-    gauges: Gauges = field(default_factory=lambda: Gauges(3, 4, 100, 50, 25))
+    gauges: Gauges = field(default_factory=lambda: Gauges(3, 4, 100, 50, 25, 6, 7))
 
     @property
     def url(self) -> str:
