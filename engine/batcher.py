@@ -57,7 +57,7 @@ class Batcher:
         ``flying`` steps are under way.
         """
         assert self.pool is not None
-        self._spare, self._coming = self.pool.free, None
+        self._spare, self._coming = self.pool.available, None
         decodes, chunks = self._ready(now_ns, out)
         suspect = next((seq for seq in self.suspects if seq.has_credit and seq.end is None), None)
         if suspect is not None:
@@ -81,7 +81,7 @@ class Batcher:
                 chosen[seq] = count
                 budget -= count
         if budget and self.waiting and self.preemptions == before and self._coming is None:
-            self._take_in(chosen, budget, now_ns, out)
+            self._take_in(chosen, budget, bool(flying), now_ns, out)
         return chosen
 
     def _ready(self, now_ns: int, out: list[Effect]) -> tuple[list[Sequence], list[Sequence]]:
@@ -106,17 +106,22 @@ class Batcher:
             (decodes if wanted == 1 else chunks).append(seq)
         return decodes, chunks
 
-    def _take_in(self, chosen: Chosen, budget: int, now_ns: int, out: list[Effect]) -> None:
-        """New work for what is left of the budget, in its order; the first that finds no place ends it."""
+    def _take_in(self, chosen: Chosen, budget: int, flying: bool, now_ns: int, out: list[Effect]) -> None:
+        """New work for what is left of the budget, in its order; the first that finds no place ends it.
+
+        Whoever needs a prefix that is being computed just now waits for it, and lets others go first.
+        """
         seated, before = [], self.preemptions
         for seq in self.waiting:
             if seq.end is not None or not seq.has_credit or seq in self.suspects:
+                continue
+            if (chosen or flying) and self._waits_for_prefix(seq, now_ns):
                 continue
             if (chosen and buggify("no room")) or not self._make_way(seq, now_ns, out):
                 break
             self._sit_down(seq)
             seated.append(seq)
-            chosen[seq] = count = min(budget, seq.tokens)
+            chosen[seq] = count = min(budget, seq.wanted)
             budget -= count
             if not budget or self.preemptions != before:
                 break
@@ -138,15 +143,59 @@ class Batcher:
             return {}
         return {seq: min(self.limits.step_tokens_max, seq.wanted)}
 
+    def _waits_for_prefix(self, seq: Sequence, now_ns: int) -> bool:
+        """Whether the next block it needs is being computed for somebody else; for a while that is waited for."""
+        assert self.pool is not None
+        if seq.chain is None or not seq.prefix_reads or not self.pool.awaited(seq.chain):
+            return False
+        seq.awaiting_ns = seq.awaiting_ns or now_ns
+        return now_ns - seq.awaiting_ns < self.limits.prefix_wait_s_max * 1e9
+
+    def _found(self, seq: Sequence) -> tuple[list[int], int]:
+        """The blocks it can begin with, and how many fresh ones it needs besides for all of its tokens.
+
+        Where every token is there, the last block is copied: the last token is computed again, to sample after it.
+        """
+        pool, chain = self.pool, seq.chain
+        assert pool is not None
+        found = pool.match(chain) if chain is not None and seq.prefix_reads else []
+        whole = len(found) * pool.block_tokens >= seq.tokens
+        return found, pool.blocks_for(seq.tokens) - len(found) + whole
+
     def _sit_down(self, seq: Sequence) -> None:
-        """Into the batch, with blocks for all of its tokens."""
-        pool = self.pool
+        """Into the batch, with blocks for all of its tokens; those that hold what it begins with need no computing."""
+        pool, chain = self.pool, seq.chain
         assert pool is not None
         self.running[seq] = None
-        seq.blocks.extend(pool.allocate(pool.blocks_for(seq.tokens)))
+        found, fresh = self._found(seq)
+        if chain is not None and seq.prefix_reads:
+            seq.computed = seq.planned = pool.adopt(chain, found)
+            if seq.held.state == "queued":
+                seq.cached_tokens = min(seq.computed, seq.prompt_tokens)
+        seq.blocks.extend(found)
+        seq.registered = len(found)
+        if seq.computed < len(found) * pool.block_tokens:
+            seq.blocks[-1] = pool.writable(seq.blocks[-1])
+            fresh -= 1
+        seq.blocks.extend(pool.allocate(fresh))
+        if chain is not None:
+            for number in range(seq.registered, chain.full):
+                pool.expect(seq.blocks[number], chain.link(number))
+
+    def _register(self, seq: Sequence) -> None:
+        """What is full and computed can be found from now on; after an end nothing more than was surely computed."""
+        pool, chain = self.pool, seq.chain
+        if pool is None or chain is None:
+            return
+        sure = min(seq.computed, chain.tokens - 1 if seq.end is not None else chain.tokens)
+        full = sure // pool.block_tokens
+        while seq.registered < full:
+            pool.register(seq.blocks[seq.registered], chain.link(seq.registered))
+            seq.registered += 1
 
     def landed(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
         """A step that named the sequence has landed: if it was the last, and it leaves, it leaves now."""
+        self._register(seq)
         if seq.leaving and not seq.in_flight and seq.end is None:
             self._preempt(seq, now_ns, out)
 
@@ -199,7 +248,7 @@ class Batcher:
         """Blocks that come back, without anybody's doing, once the steps under way have landed."""
         if self._coming is None:
             going = (seq for seq in self.running if seq.leaving or seq.end is not None or seq.is_whole)
-            self._coming = sum(len(seq.blocks) for seq in going)
+            self._coming = sum(map(self._own, going))
         return self._coming
 
     def _promise(self, missing: int) -> None:
@@ -224,16 +273,21 @@ class Batcher:
         """Blocks and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another."""
         pool, seats = self.pool, self.limits.running_requests_max
         assert pool is not None
-        needed = pool.blocks_for(seq.tokens)
-        if pool.free >= needed and len(self.running) < seats:
+        found, fresh = self._found(seq)
+        if pool.fits(found, fresh) and len(self.running) < seats:
             return True
         paused = self._paused()
-        reclaimable = sum(len(other.blocks) for other in paused)
-        if pool.free + reclaimable < needed or len(self.running) - len(paused) >= seats:
+        reclaimable = sum(self._own(other) for other in paused)
+        if not pool.fits(found, fresh - reclaimable) or len(self.running) - len(paused) >= seats:
             return False
-        while pool.free < needed or len(self.running) >= seats:
+        while paused and (not pool.fits(found, fresh) or len(self.running) >= seats):
             self._preempt(paused.pop(), now_ns, out)
-        return True
+        return pool.fits(found, fresh) and len(self.running) < seats
+
+    def _own(self, seq: Sequence) -> int:
+        """Blocks that nobody else holds: those that are to be had when it goes."""
+        assert self.pool is not None
+        return sum(self.pool.holders(block) == 1 for block in seq.blocks)
 
     def _paused(self) -> list[Sequence]:
         """Whose clients have no room; no step names them any more."""
@@ -247,10 +301,10 @@ class Batcher:
     def _send_away(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
         """Preempt, at once or as soon as no step in flight names it."""
         if seq.in_flight:
-            self._coming = self._returning() + len(seq.blocks)
+            self._coming = self._returning() + self._own(seq)
             seq.leaving = True
         else:
-            self._spare += len(seq.blocks)
+            self._spare += self._own(seq)
             self._preempt(seq, now_ns, out)
 
     def _preempt(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
@@ -269,4 +323,4 @@ class Batcher:
         if seq.started:
             self.forgotten.append(seq.held.slot)
         seq.started, seq.leaving = False, False
-        seq.computed, seq.planned, seq.told_blocks = 0, 0, 0
+        seq.computed, seq.planned, seq.told_blocks, seq.registered, seq.awaiting_ns = 0, 0, 0, 0, 0

@@ -113,7 +113,8 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step, as a change against what the workers keep per slot. Written to the plan ring for every rank.
 
     ``incarnations`` names the process of each rank; others drop it. ``step`` is the scheduler's incarnation in the
-    upper, a counter in the lower 32 bits. ``ends`` are slots to forget before ``starts``.
+    upper, a counter in the lower 32 bits. ``ends`` are slots to forget before ``starts``. ``moves`` of blocks, each
+    (``engine.blocks.Move``, source, destination), are carried out in order before the rows are computed.
     """
 
     incarnations: tuple[int, ...]
@@ -121,6 +122,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ends: list[int]
     starts: list[Start]
     rows: list[Row]
+    moves: list[tuple[int, int, int]] = []
 
 
 class TokenRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -166,13 +168,15 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
     """What is kept of a request besides its answer, so that somebody may ask for the answer again.
 
     ``key`` is the client's idempotency key ("" for none) and ``digests`` say what its body was, by field. A
-    ``resumable`` answer waits for a client that went away. ``memo`` is the door's own and comes back in ``Named``.
+    ``resumable`` answer waits for a client that went away, a ``stored`` one is kept for a while once it is whole.
+    ``memo`` is the door's own and comes back in ``Named``.
     """
 
     key: str
     digests: dict[str, bytes]
     resumable: bool
     memo: bytes
+    stored: bool = False
 
 
 class Open(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -41,6 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stalled_s_max: float = 60.0
     request_s_max: float = 3600.0
     priority_max: int = 100
+    tier_classes: int = 10
     lives_max: int = 8
     lone_deaths_max: int = 2
     keepalive_s: float = 5.0
@@ -65,6 +66,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     running_requests_max: int = 256
     step_tokens_max: int = 512
     steps_in_flight_max: int = 2
+    prefix_wait_s_max: float = 2.0
     output_tokens_max: int = 1 << 20
     # what is believed of the machine before it is known: a step, a token in it, a position attended to, a byte moved
     step_prior_s: float = 0.005

@@ -17,6 +17,8 @@ from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Start, StepD
 from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
+from baton.engine.policies import Policies
+from baton.engine.prefix import Chain, root
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
@@ -43,7 +45,13 @@ class SchedulerCore:
     """Invariants: a slot has at most one sequence, each is in the batcher once, and ends only when no step names it."""
 
     def __init__(
-        self, me: Address, board: SchedulerBoard, ring: TokenRing, end_ids: tuple[int, ...], limits: Limits
+        self,
+        me: Address,
+        board: SchedulerBoard,
+        ring: TokenRing,
+        end_ids: tuple[int, ...],
+        limits: Limits,
+        policies: Policies | None = None,
     ) -> None:
         self.me = me
         self.board = board
@@ -52,6 +60,7 @@ class SchedulerCore:
         self.context_tokens_max = 0
         self.weights: str | None = None  # what the first worker held, every later one must
         self.limits = limits
+        self.policies = policies or Policies()
         self.hands = Ownership(board, me, limits.request_spans_max)
         self.sequences: dict[int, Sequence] = {}
         self.batcher = Batcher(self.hands, limits)
@@ -109,10 +118,10 @@ class SchedulerCore:
         return out
 
     def _publish(self) -> None:
-        """Show the gauges to whoever reads the board; nothing is cached yet beyond a request's life."""
+        """Show the gauges to whoever reads the board."""
         batcher, pool = self.batcher, self.batcher.pool
-        total, free = (pool.total, pool.free) if pool is not None else (0, 0)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), total, free, 0))
+        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -141,6 +150,9 @@ class SchedulerCore:
         pool = self.batcher.pool
         if pool is None or seq.end is not None:
             return
+        if self.policies.prefix_cache:
+            beginning = root(seq.handed.terms, self.weights or "", share_between_tenants=self.policies.share_prefixes)
+            seq.chain = Chain(beginning, pool.block_tokens, seq.handed.prompt_ids, seq.output)
         prompt, capacity, wanted = len(seq.handed.prompt_ids), pool.capacity_tokens, seq.handed.terms.weights_digest
         if seq.max_tokens is None:  # as many as there is room for, but one at least
             seq.max_tokens = max(1, min(self.context_tokens_max, capacity) - prompt)
@@ -370,7 +382,9 @@ class SchedulerCore:
             flight.append((seq, count, sample))
         incarnations = tuple(self.ranks[rank].address.incarnation for rank in sorted(self.ranks))
         step = self.flights.launch(flight, now_ns)
-        out.append(Plan(incarnations, step, self.batcher.forgotten, starts, rows))
+        assert self.batcher.pool is not None
+        moves = [(int(kind), source, target) for kind, source, target in self.batcher.pool.take_moves()]
+        out.append(Plan(incarnations, step, self.batcher.forgotten, starts, rows, moves))
         self.batcher.forgotten = []
 
     def _sequence(self, slot: int, generation: int) -> Sequence | None:

@@ -8,6 +8,7 @@ import msgspec
 
 from baton.engine.batch import Sampling
 from baton.engine.ownership import Held
+from baton.engine.prefix import Chain
 from baton.engine.scores import PromptRecord, entry_bytes, news
 from baton.ipc.frames import Failure, Handed, Lease
 
@@ -56,6 +57,9 @@ class Sequence:
     prefix_reads: bool = True
     lone_deaths: int = 0  # how often a worker died over it alone, unexplained
     arrival: int = 0  # its place among all that came
+    chain: Chain | None = None  # the names of its full blocks; None while there is no pool
+    registered: int = 0  # blocks that have been registered, or were found
+    awaiting_ns: int = 0  # since when it waits for a prefix that somebody else computes
     end: End | None = None
 
     @property

@@ -36,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_blocks: Count | None = None
     max_step_tokens: Count | None = None  # short for limits.step_tokens_max
     threads: Count | None = None
+    prefix_cache: bool = True
+    share_prefixes: bool = False  # between tenants
     worker: Literal["model", "scripted"] = "model"
     scripted_step_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     run_directory: str | None = None

@@ -48,6 +48,7 @@ class StepRunner(Protocol):
     def workspace_bytes(self) -> int: ...
     @property
     def host_blocks(self) -> int: ...
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
 
@@ -175,6 +176,8 @@ class StepLoop:
         rows = self.core.apply(plan)
         if rows is None:
             return
+        if plan.moves:
+            self.runner.move(plan.moves)
         tokens, now_ns = sum(len(row.tokens) for row in rows), self.process.now_ns()
         self.process.board.expect(*self.process.me.place, int(tokens * self.token_ns))
         self._trying = plan.step, rows

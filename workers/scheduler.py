@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.engine.effects import Doorbell, Plan
+from baton.engine.policies import Policies
 from baton.engine.scheduler import SchedulerCore
 from baton.workers.process import Process
 
@@ -16,7 +17,10 @@ async def run(process: Process) -> None:
     limits, flag = process.limits, process.settings.max_step_tokens
     if flag is not None:
         limits = msgspec.structs.replace(limits, step_tokens_max=flag)
-    core = SchedulerCore(process.me, process.board, process.steps(TOKEN_READER), process.card.end_ids, limits)
+    settings = process.settings
+    policies = Policies(prefix_cache=settings.prefix_cache, share_prefixes=settings.share_prefixes)
+    ring = process.steps(TOKEN_READER)
+    core = SchedulerCore(process.me, process.board, ring, process.card.end_ids, limits, policies)
     process.run_core(core, {Plan: process.plan_writer()})
 
     def tokens_came() -> None:

@@ -11,6 +11,7 @@ from baton.engine.batch import sampling_of
 from baton.engine.effects import Doorbell, Effect, Plan, Send, StepDone, TokenRecord
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow
+from baton.engine.policies import Policies
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATE_NUMBERS, owner_of
 from baton.engine.worker import WorkerCore
@@ -101,18 +102,26 @@ class Tape:
 class Engine:
     """A scheduler and a scripted worker in lock step, with a test in the places of all others.
 
-    At most ``in_flight`` steps are under way, by default one, so that a test sees one decision after the other.
+    At most ``in_flight`` steps are under way, by default one, so that a test sees one decision after the other; and
+    unless ``policies`` say so nobody begins with what another computed.
     """
 
     tokens_per_row_max = 1
 
     def __init__(
-        self, limits: Limits | None = None, blocks: int = 64, block_tokens: int = 4, in_flight: int = 1
+        self,
+        limits: Limits | None = None,
+        blocks: int = 64,
+        block_tokens: int = 4,
+        in_flight: int = 1,
+        policies: Policies | None = None,
     ) -> None:
         limits = msgspec.structs.replace(limits or Limits(), steps_in_flight_max=in_flight)
         self.board = make_board(64)
         self.tape = Tape()
-        self.core = SchedulerCore(address(Role.SCHEDULER), self.board, self.tape, (END,), limits)
+        self.core = SchedulerCore(
+            address(Role.SCHEDULER), self.board, self.tape, (END,), limits, policies or Policies(prefix_cache=False)
+        )
         self.block_tokens = block_tokens
         self.now_ns = 0
         self.waiting: deque[Plan] = deque()
@@ -167,6 +176,7 @@ class Engine:
         plan = self.waiting.popleft()
         rows = self.worker.apply(plan)
         if rows is not None:
+            self.runner.move(plan.moves)
             self.tape.steps.append(self.worker.commit(plan, rows, self.runner.step(rows)))
         return rows is not None
 

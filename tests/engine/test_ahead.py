@@ -100,7 +100,7 @@ def test_many_long_requests_in_a_tiny_pool_all_say_what_they_say_alone(in_flight
     assert all(said[slot] == truth(PROMPT, params(30, slot), 30) for slot in range(20))
     assert engine.core.batcher.preemptions > 0
     pool = engine.core.batcher.pool
-    assert pool is not None and pool.free == pool.total
+    assert pool is not None and pool.available == pool.total
 
 
 def test_who_is_preempted_in_flight_leaves_when_its_steps_have_landed() -> None:

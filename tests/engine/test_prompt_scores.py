@@ -126,13 +126,14 @@ def test_the_frontend_trims_what_it_knows_and_a_later_life_is_asked_for_the_rest
     opened = Open(7, bytes(16), TRACE, TRACE[16:24], None, Terms("m"), ASKED, Asked(token_ids=[1, 2, 3, 4]), 0, {})
     submit = only(front.handle(opened, 1), Submit)
     assert submit.params.prompt_logprobs == 2
-    front.handle(Text([], [PromptPiece(0, 0, 2, 1, [scored(2), scored(3)])]), 2)
-    front.handle(Text([], [PromptPiece(0, 0, 2, 2, [scored(3), scored(4)]), PromptPiece(0, 0, 0, 1, [scored(9)])]), 3)
+    name = (submit.key.slot, submit.key.generation)
+    front.handle(Text([], [PromptPiece(*name, 2, 1, [scored(2), scored(3)])]), 2)
+    front.handle(Text([], [PromptPiece(*name, 2, 2, [scored(3), scored(4)]), PromptPiece(*name, 0, 1, [scored(9)])]), 3)
     (stream,) = front.streams.values()
-    assert stream.slot == submit.key.slot == 0
+    assert stream.slot == submit.key.slot
     assert [each.token for each in stream.prompt_scores] == [2, 3, 4]
     with pytest.raises(AssertionError, match="gap"):
-        stream.tell_prompt(PromptPiece(0, 0, 2, 9, [scored(5)]))
+        stream.tell_prompt(PromptPiece(*name, 2, 9, [scored(5)]))
     assert stream.params(ASKED) is ASKED
     stream.delivered.append(5)
     assert stream.params(ASKED).prompt_logprobs is None, "what comes before its first token is all there"

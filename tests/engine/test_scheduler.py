@@ -48,7 +48,7 @@ def test_a_request_is_admitted_leased_run_and_handed_to_the_detokenizer() -> Non
     assert (flush.length, flush.reason, flush.run, flush.key.epoch) == (5, "length", 2, 3)
     assert owner(engine.board, 3) == (3, "detokenizer", False)
     assert engine.core.batcher.pool is not None
-    assert engine.core.batcher.pool.free == 64
+    assert engine.core.batcher.pool.available == 64
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
@@ -202,12 +202,12 @@ def test_what_comes_late_for_a_request_that_ended_is_acknowledged_and_changes_no
     run, generation = engine.core.sequences[0].run, engine.board.row(0).generation
     engine.run()
     assert 0 in engine.flushed() and not engine.core.sequences
-    free = engine.core.batcher.pool.free if engine.core.batcher.pool is not None else 0
+    free = engine.core.batcher.pool.available if engine.core.batcher.pool is not None else 0
     for late in (Credit(0, generation, run, 99), StopFound(0, generation, run, 1, "x")):
         assert engine.tell(late) == []
     engine.board.set_cancel(0, generation)
     assert only(engine.tell(Cancel(0, generation, 0)), CancelAck) == CancelAck(0, generation)
-    assert engine.core.batcher.pool is not None and engine.core.batcher.pool.free == free
+    assert engine.core.batcher.pool is not None and engine.core.batcher.pool.available == free
     assert len(engine.flushed()) == 1
 
 

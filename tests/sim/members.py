@@ -114,6 +114,7 @@ class Exhaustible:
         self.tokens_per_row_max = runner.tokens_per_row_max
         self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
         self.host_blocks = runner.host_blocks
+        self.move = runner.move
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """As the runner's, but for the starved and the poisoned."""

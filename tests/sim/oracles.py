@@ -136,10 +136,13 @@ class Oracles:
             self.passed[named.slot] = 0 if named.slot in computed else self.passed[named.slot] + 1
             ahead = self.passed[named.slot] < self.world.shape.limits.steps_in_flight_max
             self.check(ahead, f"slot {named.slot} ended, and is planned again and again")
-        table: dict[int, int] = {}
+        table = {block for row in rows for block in row.blocks}
+        holders = Counter(block for row in rows for block in row.blocks)
+        size = self.world.shape.block_tokens
         for row in rows:
-            for block in row.blocks:
-                self.check(table.setdefault(block, row.slot) == row.slot, f"block {block} has two slots")
+            written = row.blocks[row.start // size : -(-(row.start + len(row.tokens)) // size)]
+            shared = [block for block in written if holders[block] > 1]
+            self.check(not shared, f"blocks {shared} are written by slot {row.slot}, and others have them")
         scheduler = self.world.live.get((Role.SCHEDULER, 0))
         core: SchedulerCore | None = scheduler.core if scheduler is not None else None  # type: ignore[assignment]
         if core is not None and any(flight.step == plan.step for flight in core.flights.under_way):
@@ -307,7 +310,7 @@ class Oracles:
                 self.check(not core.sequences and not core.ended, "sequences are left")
                 self.check(not batcher.running and not batcher.waiting, "the batcher holds on to sequences")
                 pool = batcher.pool
-                self.check(pool is None or pool.free == pool.total, "blocks are lost")
+                self.check(pool is None or pool.available == pool.total, "blocks are lost")
                 self.check(not core.flights or core.batcher.pool is None, "a step never landed")
             case DetokenizerCore():
                 self.check(not core.flushing, "requests are left with the detokenizer")

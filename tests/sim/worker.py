@@ -79,6 +79,7 @@ class Worker:
             plan = self.waiting.popleft()
             rows = self.core.apply(plan)
             if rows is not None:
+                self.runner.move(plan.moves)
                 self.step = plan
                 self.world.events += 1
                 self.world.at(self.runner.cost_ns(rows), self._computed, plan, rows)
