@@ -30,6 +30,7 @@ from baton.ipc.frames import Prompt as Asked
 from baton.workers.fake import follow, prompt_entry
 from tests.engine.rig import TRACE, VOCAB, Engine, address, frames, hand, make_board, only
 from tests.engine.test_detokenizer import HOME, Bench
+from tests.engine.test_prefix_use import caching
 
 PROMPT = list(range(2, 13))
 ASKED = Params(max_tokens=20, seed=3, ignore_eos=True, prompt_logprobs=2)
@@ -81,11 +82,13 @@ def test_a_lost_worker_costs_no_entry_and_repeats_none() -> None:
     assert engine.plans[-1].starts[0].sampling.prompt_logprobs is None, "all of it is known"
 
 
-def test_a_request_that_asks_reads_no_cached_prefix() -> None:
-    engine = Engine()
-    engine.submit(0, PROMPT, ASKED)
-    engine.submit(1, PROMPT, msgspec.structs.replace(ASKED, prompt_logprobs=None))
-    assert [engine.core.sequences[slot].prefix_reads for slot in (0, 1)] == [False, True]
+def test_a_request_that_asks_begins_with_no_cached_prefix_and_others_may_with_its_own() -> None:
+    engine, plain = caching(), msgspec.structs.replace(ASKED, prompt_logprobs=None)
+    for slot, params in enumerate((plain, ASKED, plain)):
+        engine.submit(slot, PROMPT, msgspec.structs.replace(params, max_tokens=2))
+        engine.run()
+    cached = [engine.flushed()[slot].cached_tokens for slot in range(3)]
+    assert cached[1] == 0 and cached[2] > 0
 
 
 def test_entries_are_new_once() -> None:
