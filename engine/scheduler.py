@@ -135,8 +135,6 @@ class SchedulerCore:
         sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
-        seq.tops = [b""] * base if p.top_logprobs else []
-        seq.prefix_reads = p.prompt_logprobs is None
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.add(seq)
@@ -278,8 +276,7 @@ class SchedulerCore:
 
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
         for prompt in done.prompts:
-            seq = self.sequences.get(prompt.slot)
-            if seq is None or not seq.tell_prompt(prompt):
+            if (seq := self.sequences.get(prompt.slot)) is None or not seq.tell_prompt(prompt):
                 self.counts["skipped_prompts"] += 1
         for record in done.records:
             seq = self.sequences.get(record.slot)

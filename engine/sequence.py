@@ -64,6 +64,11 @@ class Sequence:
     awaiting_ns: int = 0  # since when it waits for a prefix that somebody else computes
     end: End | None = None
 
+    def __post_init__(self) -> None:
+        params = self.handed.params
+        self.tops = [b""] * self.base if params.top_logprobs else []
+        self.prefix_reads = params.prompt_logprobs is None
+
     @property
     def run(self) -> int:
         """The epoch at which the scheduler took the request; it names the tokens of this life."""
