@@ -72,12 +72,13 @@ class Preemption:
         self.transfer: Transfer | None = None
         self.counts: Counter[Way] = Counter()
 
-    def greeted(self, host_blocks: int, block_bytes: int) -> None:
-        """Workers are there with so much swap space; how fast they move blocks of this size stays known."""
-        if not host_blocks:
-            self.transfer = None
-        elif self.transfer is None or self.transfer.block_bytes != block_bytes:
-            self.transfer = Transfer(block_bytes, self.limits)
+    def greeted(self, host_blocks: int, block_bytes: int, bytes_per_s: int) -> None:
+        """Workers are there with so much swap space, and measured how fast they move blocks of this size (0: they did
+        not, and the limits say what is believed).
+        """
+        self.transfer = Transfer(block_bytes, self.limits) if host_blocks else None
+        if self.transfer is not None and bytes_per_s:
+            self.transfer.observe(1, block_bytes / bytes_per_s)
 
     def protected(self, seq: Sequence) -> bool:
         """Whether it has given way to others as often as it must."""
