@@ -121,8 +121,9 @@ class SchedulerCore:
         """Show the gauges to whoever reads the board."""
         batcher, pool = self.batcher, self.batcher.pool
         blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
+        tokens = pool.capacity_tokens if pool is not None else 0
         gave_way = (batcher.preemption.counts[way] for way in WAYS)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way))
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, tokens))
 
     # -------------------------------------------------------------------------------- coming in
 

@@ -26,7 +26,7 @@ TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
-    *("preemptions_recompute", "preemptions_swap"),
+    *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
 )
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")
@@ -263,8 +263,8 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's: running, waiting, KV blocks total, free, cached, and how many gave way to be recomputed, and
-        how many by a swap.
+        """The scheduler's, in the order of ``GAUGE_NAMES``: requests, KV blocks, how many gave way to be recomputed and
+        how many by a swap, and the tokens that all blocks hold.
         """
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
