@@ -135,7 +135,6 @@ class SchedulerCore:
         sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
-        seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.add(seq)
@@ -277,6 +276,9 @@ class SchedulerCore:
         return hello.address.incarnation if hello is not None else 0
 
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
+        for prompt in done.prompts:
+            if (seq := self.sequences.get(prompt.slot)) is None or not seq.tell_prompt(prompt):
+                self.counts["skipped_prompts"] += 1
         for record in done.records:
             seq = self.sequences.get(record.slot)
             length = 0 if seq is None else len(seq.output)
@@ -374,7 +376,7 @@ class SchedulerCore:
             if not seq.started:
                 seq.started = True
                 tokens = seq.handed.prompt_ids + seq.output
-                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling))
+                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling_now))
                 self.hands.move(held, "prefilling", now_ns, out)
             sample = seq.planned + count == seq.tokens
             told, seq.told_blocks = seq.told_blocks, len(seq.blocks)
