@@ -198,8 +198,7 @@ class SchedulerCore:
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             hosts = min(hello.host_blocks for hello in self.ranks.values())
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
-            pace = min(hello.swap_bytes_per_s for hello in self.ranks.values())
-            self.batcher.preemption.greeted(hosts, event.layout.block_bytes, pace)
+            self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
