@@ -18,6 +18,7 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
+from baton.engine.preemption import WAYS
 from baton.engine.prefix import Chain, root
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
@@ -68,9 +69,8 @@ class SchedulerCore:
         self.ranks: dict[int, WorkerHello] = {}
         # the upper half is ours alone, so that no step of an earlier life is taken for one of this
         self.flights = Flights(me.incarnation << 32, limits.step_span_links_max)
-        self.unexplained: list[
-            Flight
-        ] = []  # lost to a death that was seen from a greeting; the news of it will say why
+        # lost to deaths of which no news has come yet: it will say whose fault they were
+        self.unexplained: list[Flight] = []
         self.counts: Counter[str] = Counter()
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -121,7 +121,9 @@ class SchedulerCore:
         """Show the gauges to whoever reads the board."""
         batcher, pool = self.batcher, self.batcher.pool
         blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks))
+        tokens = pool.capacity_tokens if pool is not None else 0
+        gave_way = (batcher.preemption.counts[way] for way in WAYS)
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, tokens))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -133,7 +135,6 @@ class SchedulerCore:
         sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
-        seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.add(seq)
@@ -191,11 +192,13 @@ class SchedulerCore:
         self.weights = self.weights or event.weights_digest
         assert event.weights_digest == self.weights, "a worker came back with other weights"
         if any(hello.group != group for hello in self.ranks.values()):
-            self.unexplained = self._roll_back(now_ns, out)
+            self.unexplained += self._roll_back(now_ns, out)
         self.ranks[event.rank] = event
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
-            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            hosts = min(hello.host_blocks for hello in self.ranks.values())
+            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
+            self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
@@ -207,7 +210,7 @@ class SchedulerCore:
         if event.role == Role.WORKER:
             groups = [hello.group for hello in self.ranks.values()]
             if any(event.index < len(group) and group[event.index] < live for group in groups):
-                self.unexplained = self._roll_back(now_ns, out)
+                self.unexplained += self._roll_back(now_ns, out)
             if event.fault:
                 self._suspect(self.unexplained)
             self.unexplained = []
@@ -272,6 +275,9 @@ class SchedulerCore:
         return hello.address.incarnation if hello is not None else 0
 
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
+        for prompt in done.prompts:
+            if (seq := self.sequences.get(prompt.slot)) is None or not seq.tell_prompt(prompt):
+                self.counts["skipped_prompts"] += 1
         for record in done.records:
             seq = self.sequences.get(record.slot)
             length = 0 if seq is None else len(seq.output)
@@ -369,7 +375,7 @@ class SchedulerCore:
             if not seq.started:
                 seq.started = True
                 tokens = seq.handed.prompt_ids + seq.output
-                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling))
+                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling_now))
                 self.hands.move(held, "prefilling", now_ns, out)
             sample = seq.planned + count == seq.tokens
             told, seq.told_blocks = seq.told_blocks, len(seq.blocks)

@@ -99,9 +99,10 @@ TOKEN = _Histogram("baton_inter_token_seconds", "Mean time between a request's t
 RELEASE = _Histogram(
     "baton_cancel_release_seconds", "From a cancel until all that the request held is free.", _CANCEL_SECONDS, _NS
 )
+INVALID = _Counter("baton_invalid_logits", "Requests ended because the model's numbers were not finite.", {})
 #: the order is the layout of the words
 METRICS: tuple[_Counter | _Histogram, ...] = (
-    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS),
+    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS, INVALID),
     *(OUTPUT, FIRST, WHOLE, TOKEN, RELEASE),
 )
 for _before, _after in pairwise(METRICS):
@@ -123,6 +124,11 @@ class _All(Collector):
         yield GaugeMetricFamily("baton_kv_blocks_total", "KV cache blocks.", now.kv_blocks_total)
         yield GaugeMetricFamily("baton_kv_blocks_free", "KV cache blocks in no use.", now.kv_blocks_free)
         yield GaugeMetricFamily("baton_kv_blocks_cached", "KV cache blocks kept for reuse.", now.kv_blocks_cached)
+        yield GaugeMetricFamily("baton_kv_tokens_total", "Tokens that the KV cache holds.", now.kv_tokens_total)
+        gave_way = CounterMetricFamily("baton_preemptions", "Times a request gave way to others.", labels=["way"])
+        gave_way.add_metric(["recompute"], now.preemptions_recompute)
+        gave_way.add_metric(["swap"], now.preemptions_swap)
+        yield gave_way
         sums = [sum(words) for words in zip(*(totals[:WORDS] for totals in self._totals), strict=True)]
         for metric in METRICS:
             yield metric.metric(sums)
@@ -153,6 +159,7 @@ class Metrics:
         CACHED_TOKENS.add(mine, (), account.cached_tokens)
         COMPLETION_TOKENS.add(mine, (), account.completion_tokens)
         RESTARTS.add(mine, (), account.lives - 1)
+        INVALID.add(mine, (), account.code == "invalid_logits")
         OUTPUT.observe(mine, account.completion_tokens)
         WHOLE.observe(mine, account.closed_ns - account.received_ns)
         if account.first_token_ns:

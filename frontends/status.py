@@ -17,13 +17,16 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What the engine holds at this moment, for ``/metrics``."""
+    """What the engine holds at this moment, for ``/metrics``; 0 tokens of KV cache are not known yet."""
 
     requests_running: int = 0
     requests_waiting: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv_blocks_cached: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    kv_tokens_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+GAUGE_NAMES = (
+    *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
+    *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
+)
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")
 # words of a row
@@ -259,7 +263,9 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's: running, waiting, and KV blocks total, free, cached."""
+        """The scheduler's, in the order of ``GAUGE_NAMES``: requests, KV blocks, how many gave way to be recomputed and
+        how many by a swap, and the tokens that all blocks hold.
+        """
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value
@@ -267,8 +273,7 @@ class Board:
     def gauges(self) -> dict[str, int]:
         """What the scheduler last published."""
         at = self._place(Role.SCHEDULER, 0) + GAUGES
-        names = ("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached")
-        return dict(zip(names, self._words[at : at + 5], strict=True))
+        return dict(zip(GAUGE_NAMES, self._words[at : at + len(GAUGE_NAMES)], strict=True))
 
     def close(self) -> None:
         """Unmap."""

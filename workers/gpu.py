@@ -20,7 +20,7 @@ from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import ring_holds
-from baton.workers.config import Card, Settings, size_bytes
+from baton.workers.config import Card, Settings, size_bytes, swap_bytes
 from baton.workers.exhausted import out_of_memory, say_so
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
@@ -29,6 +29,7 @@ SCRIPTED_BLOCK_TOKENS = 16
 #: before any step was timed: slow enough that no machine's first long step is taken for a hang
 TOKEN_NS_GUESS = 10e6
 SCRIPTED_BLOCKS = 16384
+SCRIPTED_BLOCK_BYTES = 8 * SCRIPTED_BLOCK_TOKENS  # of a list, a reference a token
 SCRIPTED_WEIGHTS = "scripted"
 AHEAD_MAX = 2  # steps begun and not collected, on a device that works by itself
 
@@ -48,6 +49,8 @@ class StepRunner(Protocol):
     def workspace_bytes(self) -> int: ...
     @property
     def host_blocks(self) -> int: ...
+    @property
+    def swap_bytes_per_s(self) -> int: ...
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
@@ -216,8 +219,15 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
     ``phase`` is told when the weights are there and the first steps are tried.
     """
     if settings.worker == "scripted":
-        layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
-        return ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
+        layout = KVLayout(
+            SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, SCRIPTED_BLOCK_BYTES, 0, 0, 0, "none"
+        )
+        hosts = swap_bytes(settings) // layout.block_bytes
+        seed = settings.scripted_faulty_seed
+        faulty = {} if seed is None else {seed: 1}
+        sizes = (card.vocab, layout.blocks, layout.block_tokens)
+        scripted = ScriptedRunner(*sizes, faulty=faulty, host_blocks=hosts)
+        return scripted, layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
     from baton.workers.runner import Runner, has_device
@@ -233,6 +243,8 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             weights=settings.weights,
             blocks=settings.kv_blocks,
             kv_bytes=kv_bytes,
+            swap_bytes=swap_bytes(settings),
+            verify_swaps=settings.log_level == "debug",
             threads=settings.threads,
             device=settings.device,
             vocab=card.vocab,
@@ -241,6 +253,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
         limits = settings.limits
         runner.measure(settings.max_step_tokens or limits.step_tokens_max, limits.running_requests_max)
         runner.warm_up()
+        runner.time_swaps()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
     made = runner.layout
@@ -256,9 +269,11 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.phase("loading")
     runner, layout, digest = make(settings, card, process.phase)
     ranks, of_a_row, limits = process.plan_readers(), runner.tokens_per_row_max, process.limits
-    if not ring_holds(limits.token_ring_bytes, limits.running_requests_max * of_a_row, limits.top_logprobs_max):
-        rows = limits.running_requests_max
-        raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
+    rows, tokens = limits.running_requests_max, settings.max_step_tokens or limits.step_tokens_max
+    most = (rows * of_a_row, limits.top_logprobs_max, tokens, limits.prompt_logprobs_max)
+    if not ring_holds(limits.token_ring_bytes, *most):
+        what = f"a step of {rows} rows with {of_a_row} tokens each and {tokens} tokens of prompts"
+        raise StartError(f"limits.token_ring_bytes: too small for {what}, with their log-probabilities")
 
     def group() -> tuple[int, ...]:
         return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))
@@ -268,6 +283,7 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
         weights_bytes=runner.weights_bytes,
         workspace_bytes=runner.workspace_bytes,
         host_blocks=runner.host_blocks,
+        swap_bytes_per_s=runner.swap_bytes_per_s,
     )
     core = WorkerCore(me.index, hello.group, layout.block_tokens)
     step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0

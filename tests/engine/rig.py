@@ -107,6 +107,7 @@ class Engine:
     """
 
     tokens_per_row_max = 1
+    swap_bytes_per_s = 0
 
     def __init__(
         self,
@@ -115,6 +116,7 @@ class Engine:
         block_tokens: int = 4,
         in_flight: int = 1,
         policies: Policies | None = None,
+        host_blocks: int = 0,
     ) -> None:
         limits = msgspec.structs.replace(limits or Limits(), steps_in_flight_max=in_flight)
         self.board = make_board(64)
@@ -123,6 +125,7 @@ class Engine:
             address(Role.SCHEDULER), self.board, self.tape, (END,), limits, policies or Policies(prefix_cache=False)
         )
         self.block_tokens = block_tokens
+        self.host_blocks = host_blocks
         self.now_ns = 0
         self.waiting: deque[Plan] = deque()
         self.plans: list[Plan] = []
@@ -131,12 +134,14 @@ class Engine:
 
     def start_worker(self, incarnation: int, blocks: int) -> list[Effect]:
         """Another worker fills the place, with an empty cache, and says hello."""
-        self.runner = ScriptedRunner(VOCAB, blocks, self.block_tokens, 1 << 30)
+        self.runner = ScriptedRunner(VOCAB, blocks, self.block_tokens, 1 << 30, host_blocks=self.host_blocks)
         self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
         me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
-        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most))
+        hello = WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most)
+        hello = msgspec.structs.replace(hello, host_blocks=self.host_blocks, swap_bytes_per_s=self.swap_bytes_per_s)
+        return self.tell(hello)
 
     @property
     def plan(self) -> Plan | None:

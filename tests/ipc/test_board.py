@@ -132,13 +132,16 @@ def test_the_life_table() -> None:
 
 def test_the_gauges() -> None:
     board = make()
-    board.set_gauges((1, 2, 30, 4, 5))
+    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 480))
     assert board.gauges() == {
         "requests_running": 1,
         "requests_waiting": 2,
         "kv_blocks_total": 30,
         "kv_blocks_free": 4,
         "kv_blocks_cached": 5,
+        "preemptions_recompute": 6,
+        "preemptions_swap": 7,
+        "kv_tokens_total": 480,
     }
 
 

@@ -107,13 +107,15 @@ class Exhaustible:
     def __init__(self, member: Member, shape: Shape) -> None:
         sizes = (VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens)
         most = shape.tokens_per_row_max
-        self._runner = runner = ScriptedRunner(*sizes, faulty=shape.faulty, tokens_per_row_max=most)
+        self._runner = runner = ScriptedRunner(
+            *sizes, faulty=shape.faulty, tokens_per_row_max=most, host_blocks=shape.host_blocks
+        )
         self.asynchronous = member.host.seed % 3 == 0 and not shape.poison
         self._member = member
         self._poisoned = shape.poison
         self.tokens_per_row_max = runner.tokens_per_row_max
         self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
-        self.host_blocks = runner.host_blocks
+        self.host_blocks, self.swap_bytes_per_s = runner.host_blocks, runner.swap_bytes_per_s
         self.move = runner.move
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:

@@ -21,7 +21,7 @@ from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import RowView
 from baton.ipc.frames import Cancel, Handed, Life, Role, Submit, Text
 from baton.ipc.ring import CURSORS, WRITTEN
-from tests.sim.script import PIECES, VOCAB, whole
+from tests.sim.script import PIECES, VOCAB, prompt_scores, whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
@@ -62,6 +62,7 @@ class Oracles:
         if isinstance(process.core, SchedulerCore):
             self._busy(process.core)
             self._counted(process.core)
+            self._placed(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
         for row in self.world.board.rows():
@@ -126,6 +127,16 @@ class Oracles:
             if client.wish.params.stop:
                 known = min(known, len(truth))
             self.check(seq.output[:known] == truth[:known], f"{client}: {seq.output} is counted, the truth is {truth}")
+
+    def _placed(self, core: SchedulerCore) -> None:
+        """A request's tokens are in one place, and each block of the host is free or one waiting request's."""
+        pool, held = core.batcher.pool, [seq for seq in core.sequences.values() if seq.host_blocks]
+        swapped = [block for seq in held for block in seq.host_blocks]
+        both = [seq.held.slot for seq in held if seq.blocks or seq in core.batcher.running]
+        self.check(not both, f"slots {both} run, and have blocks on the host")
+        self.check(len(set(swapped)) == len(swapped), f"host blocks {swapped} have two holders")
+        taken = pool.host.total - pool.host.free if pool is not None else 0
+        self.check(len(swapped) == taken, f"{taken} host blocks are taken, {len(swapped)} are somebody's")
 
     def step(self, worker: int, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: made for this worker; none of its blocks may be free or somebody else's meanwhile."""
@@ -204,6 +215,7 @@ class Oracles:
         if client.wish.kept and self._lost(client, finish):
             return
         self.check(finish.completion_tokens == len(client.ids), f"{told}: {len(client.ids)} tokens came")
+        self._told_of_prompt(client, finish)
         full = answer.reason != "refused" if client.wish.kept else not client.room
         if reason == "refused" and full:
             self.check(finish.failure is not None and finish.failure.status == 429, told)
@@ -220,6 +232,14 @@ class Oracles:
         else:
             self.check(finish.prompt_tokens == len(client.wish.prompt_ids), told)
         self.check((finish.failure is not None) == (reason in ("refused", "error")), told)
+
+    def _told_of_prompt(self, client: Client, finish: Finish) -> None:
+        """What was told of the prompt is true, each token once; all of it where there was an output token."""
+        truth, told = prompt_scores(client.wish), finish.prompt_scores
+        alone = client.wish.kept and finish.reason in CANCELS  # its answer goes on for others, perhaps
+        complete = finish.completion_tokens and not alone
+        right = told == truth if complete else told == truth[: len(told)]
+        self.check(right, f"{client} was told {told} of its prompt, the truth is {truth}")
 
     def _lost(self, client: Client, finish: Finish) -> bool:
         """Whether this end is that of an answer whose home died, or that was not waited for any longer."""
