@@ -23,9 +23,14 @@ ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
-INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 6
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")
+#: what the scheduler publishes, in the order of its words; the last four are counted since it began
+GAUGE_NAMES = (
+    *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
+    *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks", "preemptions"),
+)
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -259,7 +264,8 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's: running, waiting, and KV blocks total, free, cached."""
+        """The scheduler's: the first of ``GAUGE_NAMES``, as many as there are values."""
+        assert len(values) <= len(GAUGE_NAMES)
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value
@@ -267,8 +273,7 @@ class Board:
     def gauges(self) -> dict[str, int]:
         """What the scheduler last published."""
         at = self._place(Role.SCHEDULER, 0) + GAUGES
-        names = ("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached")
-        return dict(zip(names, self._words[at : at + 5], strict=True))
+        return dict(zip(GAUGE_NAMES, self._words[at : at + len(GAUGE_NAMES)], strict=True))
 
     def close(self) -> None:
         """Unmap."""
