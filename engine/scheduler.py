@@ -18,7 +18,8 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
-from baton.engine.prefix import Chain, root
+from baton.engine.preemption import WAYS
+from baton.engine.prefix import Chain, PrefixCounts, root
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
@@ -68,10 +69,10 @@ class SchedulerCore:
         self.ranks: dict[int, WorkerHello] = {}
         # the upper half is ours alone, so that no step of an earlier life is taken for one of this
         self.flights = Flights(me.incarnation << 32, limits.step_span_links_max)
-        self.unexplained: list[
-            Flight
-        ] = []  # lost to a death that was seen from a greeting; the news of it will say why
+        # lost to deaths of which no news has come yet: it will say whose fault they were
+        self.unexplained: list[Flight] = []
         self.counts: Counter[str] = Counter()
+        self.prefix_counts = PrefixCounts()  # of all pools
 
     def start(self, now_ns: int) -> list[Effect]:
         """Skip what the ring holds of an earlier life: no sequence of it is ours."""
@@ -121,7 +122,8 @@ class SchedulerCore:
         """Show the gauges to whoever reads the board."""
         batcher, pool = self.batcher, self.batcher.pool
         blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks))
+        gave_way = (batcher.preemption.counts[way] for way in WAYS)
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, *self.prefix_counts.all))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -191,11 +193,15 @@ class SchedulerCore:
         self.weights = self.weights or event.weights_digest
         assert event.weights_digest == self.weights, "a worker came back with other weights"
         if any(hello.group != group for hello in self.ranks.values()):
-            self.unexplained = self._roll_back(now_ns, out)
+            self.unexplained += self._roll_back(now_ns, out)
         self.ranks[event.rank] = event
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
-            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens)
+            hosts = min(hello.host_blocks for hello in self.ranks.values())
+            self.batcher.pool = BlockPool(
+                blocks, event.layout.block_tokens, host_total=hosts, counts=self.prefix_counts
+            )
+            self.batcher.preemption.greeted(hosts, event.layout.block_bytes)
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
@@ -207,7 +213,7 @@ class SchedulerCore:
         if event.role == Role.WORKER:
             groups = [hello.group for hello in self.ranks.values()]
             if any(event.index < len(group) and group[event.index] < live for group in groups):
-                self.unexplained = self._roll_back(now_ns, out)
+                self.unexplained += self._roll_back(now_ns, out)
             if event.fault:
                 self._suspect(self.unexplained)
             self.unexplained = []

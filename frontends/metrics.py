@@ -123,13 +123,16 @@ class _All(Collector):
         yield GaugeMetricFamily("baton_kv_blocks_total", "KV cache blocks.", now.kv_blocks_total)
         yield GaugeMetricFamily("baton_kv_blocks_free", "KV cache blocks in no use.", now.kv_blocks_free)
         yield GaugeMetricFamily("baton_kv_blocks_cached", "KV cache blocks kept for reuse.", now.kv_blocks_cached)
+        gave_way = CounterMetricFamily("baton_preemptions", "Times a request gave way to others.", labels=["way"])
+        gave_way.add_metric(["recompute"], now.preemptions_recompute)
+        gave_way.add_metric(["swap"], now.preemptions_swap)
+        yield gave_way
         for name, help_, count in (
-            ("queries_tokens", "Tokens of the prompts that were looked up in the prefix cache.", now.prefix_queries_tokens),
+            ("queries_tokens", "Prompt tokens that were looked up in the prefix cache.", now.prefix_queries_tokens),
             ("hits_tokens", "Tokens that the prefix cache had.", now.prefix_hits_tokens),
-            ("evictions", "Blocks whose reuse was given up for their room.", now.prefix_evictions_blocks),
+            ("evictions", "Blocks that the prefix cache gave up for their room.", now.prefix_evictions_blocks),
         ):
             yield CounterMetricFamily(f"baton_prefix_cache_{name}", help_, count)
-        yield CounterMetricFamily("baton_preemptions", "Times a running request had to make way.", now.preemptions)
         sums = [sum(words) for words in zip(*(totals[:WORDS] for totals in self._totals), strict=True)]
         for metric in METRICS:
             yield metric.metric(sums)

@@ -17,17 +17,18 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What the engine holds at this moment, and the last four counted since it began, for ``/metrics``."""
+    """What the engine holds at this moment, for ``/metrics``."""
 
     requests_running: int = 0
     requests_waiting: int = 0
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv_blocks_cached: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     prefix_evictions_blocks: int = 0
-    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

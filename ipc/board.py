@@ -24,13 +24,14 @@ TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 6
-#: how far a process has come in starting; the number stands on the board
-PHASES = ("starting", "loading", "warming", "ready")
-#: what the scheduler publishes, in the order of its words; the last four are counted since it began
+#: what the scheduler publishes; all but the first five only grow, from its start on
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
-    *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks", "preemptions"),
+    *("preemptions_recompute", "preemptions_swap"),
+    *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks"),
 )
+#: how far a process has come in starting; the number stands on the board
+PHASES = ("starting", "loading", "warming", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -265,7 +266,7 @@ class Board:
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
         """The scheduler's: the first of ``GAUGE_NAMES``, as many as there are values."""
-        assert len(values) <= len(GAUGE_NAMES)
+        assert len(values) <= len(GAUGE_NAMES) <= PLACE_WORDS - GAUGES
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value

@@ -52,6 +52,7 @@ class Shape:
     poison: bool  # the worker dies of requests with seed POISON, at their second token
     tokens_per_row_max: int  # so many tokens a step may yield for one request
     ranks: int = 1
+    host_blocks: int = 0
 
     @property
     def capacity(self) -> int:
@@ -195,6 +196,17 @@ def make_shape(rng: random.Random) -> Shape:
         poison=poison,
         tokens_per_row_max=tokens_per_row_max,
     )
+
+
+def with_swap(seed: int, shape: Shape, limits: Limits) -> Shape:
+    """The same world under these limits; two of three have swap space, whose use seems cheap, dear, or now one and now
+    the other. It has chance of its own, so that the rest of the world stays as it is.
+    """
+    rng = random.Random(f"swap {seed}")
+    if rng.random() < 1 / 3:
+        return replace(shape, limits=limits)
+    limits = msgspec.structs.replace(limits, swap_prior_bytes_per_s=rng.choice((1, 300, 1 << 40, 1 << 40)))
+    return replace(shape, limits=limits, host_blocks=rng.choice((2, shape.blocks // 2, 4 * shape.blocks)))
 
 
 def make_wishes(

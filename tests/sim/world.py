@@ -49,7 +49,7 @@ from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize, with_swap
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -91,7 +91,9 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        self.shape = replace(make_shape(self.rng), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
+        shape = make_shape(self.rng)
+        shape = replace(with_swap(seed, shape, shape.limits), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
+        self.shape = shape
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
