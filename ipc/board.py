@@ -206,11 +206,14 @@ class Board:
 
     def rows(self) -> Iterator[RowView]:
         """Every live request; each row is consistent in itself, not with the others."""
+        words = self._words
         for slot in range(self.frontends * self.slots_per_frontend):
+            at = ROWS_AT + slot * ROW_WORDS
+            if not words[at + COPIES + 4 * (words[at] & 1) + 1] >> 56:  # most are free, and need not be read whole
+                continue
             row = self.row(slot)
             if row.role:
-                at = ROWS_AT + slot * ROW_WORDS
-                counts, delivered = self._words[at + COUNTS], self._words[at + DELIVERED]
+                counts, delivered = words[at + COUNTS], words[at + DELIVERED]
                 request_id, trace = self.identity(slot)
                 cancelled = self.cancelled(slot, row.generation)
                 yield RowView(slot, row, request_id, trace, counts >> 32, counts & _LOW, delivered, cancelled)
