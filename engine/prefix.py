@@ -41,11 +41,6 @@ class PrefixCounts:
     hits: int = 0
     evictions: int = 0
 
-    @property
-    def all(self) -> tuple[int, int, int]:
-        """Queries, hits and evictions."""
-        return self.queries, self.hits, self.evictions
-
 
 def root(terms: Terms, weights_digest: str, *, share_between_tenants: bool, salt: str = "") -> bytes:
     """The parent of a request's first block: 32 bytes that differ wherever its cache must not be shared.

@@ -18,8 +18,7 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
-from baton.engine.preemption import WAYS
-from baton.engine.prefix import Chain, PrefixCounts, root
+from baton.engine.prefix import Chain, root
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
@@ -72,7 +71,6 @@ class SchedulerCore:
         # lost to deaths of which no news has come yet: it will say whose fault they were
         self.unexplained: list[Flight] = []
         self.counts: Counter[str] = Counter()
-        self.prefix_counts = PrefixCounts()  # of all pools
 
     def start(self, now_ns: int) -> list[Effect]:
         """Skip what the ring holds of an earlier life: no sequence of it is ours."""
@@ -115,15 +113,8 @@ class SchedulerCore:
                 raise AssertionError(f"no such event for a scheduler: {event!r}")
         self._finish_ended(now_ns, out)
         self._plan(landed, now_ns, out)
-        self._publish()
+        self.board.set_gauges(self.batcher.gauges)
         return out
-
-    def _publish(self) -> None:
-        """Show the gauges to whoever reads the board."""
-        batcher, pool = self.batcher, self.batcher.pool
-        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
-        gave_way = (batcher.preemption.counts[way] for way in WAYS)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, *self.prefix_counts.all))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -135,7 +126,6 @@ class SchedulerCore:
         sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
-        seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.add(seq)
@@ -198,9 +188,8 @@ class SchedulerCore:
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             hosts = min(hello.host_blocks for hello in self.ranks.values())
-            self.batcher.pool = BlockPool(
-                blocks, event.layout.block_tokens, host_total=hosts, counts=self.prefix_counts
-            )
+            found = self.batcher.prefix_counts
+            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
             self.batcher.preemption.greeted(hosts, event.layout.block_bytes)
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
@@ -278,6 +267,9 @@ class SchedulerCore:
         return hello.address.incarnation if hello is not None else 0
 
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
+        for prompt in done.prompts:
+            if (seq := self.sequences.get(prompt.slot)) is None or not seq.tell_prompt(prompt):
+                self.counts["skipped_prompts"] += 1
         for record in done.records:
             seq = self.sequences.get(record.slot)
             length = 0 if seq is None else len(seq.output)
@@ -375,7 +367,7 @@ class SchedulerCore:
             if not seq.started:
                 seq.started = True
                 tokens = seq.handed.prompt_ids + seq.output
-                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling))
+                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling_now))
                 self.hands.move(held, "prefilling", now_ns, out)
             sample = seq.planned + count == seq.tokens
             told, seq.told_blocks = seq.told_blocks, len(seq.blocks)

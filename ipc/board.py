@@ -16,18 +16,18 @@ from pathlib import Path
 from baton.engine.ownership import BoardRow
 from baton.ipc.frames import PLACES_MAX, Role
 
-MAGIC = 0x4E4F544142_02  # "BATON", layout 2
-HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
+MAGIC = 0x4E4F544142_03  # "BATON", layout 3
+HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 24, 24
 ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
-INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 6
-#: what the scheduler publishes; all but the first five only grow, from its start on
+INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+#: what the scheduler publishes; preemptions and what is of prefixes only grow, from its start on
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
-    *("preemptions_recompute", "preemptions_swap"),
+    *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
     *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks"),
 )
 #: how far a process has come in starting; the number stands on the board

@@ -263,9 +263,11 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.phase("loading")
     runner, layout, digest = make(settings, card, process.phase)
     ranks, of_a_row, limits = process.plan_readers(), runner.tokens_per_row_max, process.limits
-    if not ring_holds(limits.token_ring_bytes, limits.running_requests_max * of_a_row, limits.top_logprobs_max):
-        rows = limits.running_requests_max
-        raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
+    rows, tokens = limits.running_requests_max, settings.max_step_tokens or limits.step_tokens_max
+    most = (rows * of_a_row, limits.top_logprobs_max, tokens, limits.prompt_logprobs_max)
+    if not ring_holds(limits.token_ring_bytes, *most):
+        what = f"a step of {rows} rows with {of_a_row} tokens each and {tokens} tokens of prompts"
+        raise StartError(f"limits.token_ring_bytes: too small for {what}, with their log-probabilities")
 
     def group() -> tuple[int, ...]:
         return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))

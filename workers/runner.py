@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from baton.engine.batch import UNKNOWN, Sampled, Sampling, StepRow
 from baton.kernels.reference import Part, padded_blocks, plan_ragged
@@ -23,11 +24,12 @@ from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
 from baton.workers.largest import largest_steps
 from baton.workers.model.weights import load_model
 from baton.workers.peak import Peak, resident_peak
-from baton.workers.sampler import Choice, choose
+from baton.workers.sampler import Choice, choose, prompt_scores
 from baton.workers.workspace import remembered
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_BYTES_DEFAULT = 1 << 30
+SCORED_AT_ONCE = 32  # tokens of a prompt
 
 
 def has_device(device: str) -> bool:
@@ -103,7 +105,8 @@ class Runner:
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """Compute every row's tokens, write their keys and values, and sample after the rows that ask for it.
 
-        Answers follow the order of ``rows``, one for each with ``sample`` set.
+        Answers follow the order of ``rows``, one for each with ``sample`` set. A row with ``targets`` has their
+        ``prompt_scores`` afterwards.
         """
         return self.collect(self.launch(rows))
 
@@ -142,16 +145,13 @@ class Runner:
             if unknown:
                 places, theirs = upload(unknown, self._device).T
                 tokens[places] = self._last[theirs]
-            logits = self._model.logits(
-                tokens,
-                ragged,
-                self._pool.keys,
-                self._pool.values,
-                upload([ends[id(row)] for row in sampled], self._device, torch.int64),
-                layers,
-            )
+            states = self._model.states(tokens, ragged, self._pool.keys, self._pool.values, layers)
+            for row in ordered:
+                if row.targets:
+                    self._score(row, states[ends[id(row)] + 1 - len(row.tokens) :])
             if not sampled:
                 return Launched([], None)
+            logits = self._model.logits(states, self._indices([ends[id(row)] for row in sampled]))
             choice = choose(
                 logits[:, : self._vocab],
                 [row.sampling for row in sampled],
@@ -170,6 +170,18 @@ class Runner:
             self._last = torch.cat((self._last, torch.zeros(room, dtype=torch.int64, device=self._device)))
         self._last[upload(slots, self._device)] = tokens
 
+    def _score(self, row: StepRow, states: Tensor) -> None:
+        """Leave a row its prompt's log-probabilities; a few tokens at a time, so that few logits are there at once."""
+        scores, top = [], row.sampling.prompt_logprobs or 0
+        for first in range(0, len(row.targets), SCORED_AT_ONCE):
+            targets = row.targets[first : first + SCORED_AT_ONCE]
+            logits = self._model.logits(states, self._indices(range(first, first + len(targets))))
+            scores.append(prompt_scores(logits[:, : self._vocab], targets, top))
+        row.prompt_scores = b"".join(scores)
+
+    def _indices(self, indices: Sequence[int]) -> Tensor:
+        return upload(list(indices), self._device, torch.int64)
+
     def measure(self, step_tokens: int, rows: int) -> int:
         """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
 
@@ -178,7 +190,7 @@ class Runner:
         the heap may add some. Done once for a configuration on a machine (see ``workers.workspace``).
         """
         what = (self.weights_digest, self.layout, str(self._device), torch.get_num_threads(), torch.__version__)
-        found = remembered((*what, step_tokens, rows), lambda: self._measure(step_tokens, rows))
+        found = remembered((*what, step_tokens, rows, SCORED_AT_ONCE), lambda: self._measure(step_tokens, rows))
         self.workspace_bytes = found
         return found
 

@@ -48,7 +48,7 @@ def test_a_label_outside_the_tables_is_counted_as_another() -> None:
 
 
 def test_what_the_engine_counts_is_shown_as_counters() -> None:
-    now = Gauges(4, 3, 50, 20, 10, 1, 2, 600, 70, 8)
+    now = Gauges(4, 3, 50, 20, 10, 1, 2, 800, 600, 70, 8)
     lines = Metrics(lambda: now, [words()], 0).page().decode().splitlines()
     for line in (
         "# TYPE baton_prefix_cache_queries_tokens_total counter",

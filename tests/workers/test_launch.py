@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from pathlib import Path
 
@@ -11,10 +12,14 @@ import pytest
 from baton.engine.batch import UNKNOWN, Sampling, StepRow
 from baton.engine.effects import Doorbell, Plan
 from baton.engine.limits import Limits
-from baton.ipc.frames import Params
+from baton.engine.policies import Policies
+from baton.engine.worker import WorkerCore
+from baton.ipc.frames import Address, KVLayout, Params, Role, WorkerHello
 from baton.workers.runner import Launched, Runner
-from tests.workers.test_equivalence import BLOCKS, Real, serve, workload
+from tests.engine.rig import Engine
 
+BLOCKS = 24
+STEM = [504, 3575, 314, 260, 1002, 338, 253, 2195, 284, 411, 30, 657, 1217, 582, 253, 1098, 282, 338, 1121, 355]
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
 
@@ -22,6 +27,50 @@ PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_pena
 @pytest.fixture(scope="module")
 def exact(model_path: Path) -> Runner:
     return Runner(model_path, dtype="float32", weights="bfloat16", blocks=BLOCKS, threads=1)
+
+
+class Real(Engine):
+    """An engine whose runner is the real model."""
+
+    def __init__(self, runner: Runner, limits: Limits, in_flight: int, prefix_cache: bool) -> None:
+        self.model = runner
+        super().__init__(limits, BLOCKS, 16, in_flight, Policies(prefix_cache=prefix_cache))
+
+    def start_worker(self, incarnation: int, blocks: int) -> list[object]:  # type: ignore[override]
+        """The model fills the worker's place."""
+        self.runner = self.model  # type: ignore[assignment]
+        self.worker = WorkerCore(0, (incarnation,), 16)
+        self.board.set_live(Role.WORKER, 0, incarnation, 0)
+        layout = KVLayout(16, blocks, 1, 1, 1, 1, "float32")
+        me = Address(Role.WORKER, "m", 0, 0, incarnation)
+        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", 49152, 4096))  # type: ignore[return-value]
+
+
+def serve(engine: Real, asked: list[tuple[list[int], Params]]) -> list[list[int]]:
+    """What each request says; they come one a step."""
+    said = []
+    for slot, (prompt, params) in enumerate(asked):
+        engine.submit(slot, prompt, params)
+        said.append(engine.core.sequences[slot].output)
+        engine.step()
+    engine.run()
+    assert len(engine.flushed()) == len(asked)
+    return said
+
+
+def workload(seed: int) -> list[tuple[list[int], Params]]:
+    """Prompts that share beginnings, greedy and sampled."""
+    rng = random.Random(seed)
+    asked = []
+    for number in range(4):
+        prompt = (STEM * 4)[: rng.choice((32, 48, 64))] + [
+            rng.randrange(1000, 2000) for _ in range(rng.choice((0, 3, 9)))
+        ]
+        temperature = rng.choice((0.0, 0.8))
+        asked.append(
+            (prompt, Params(max_tokens=rng.randrange(4, 24), temperature=temperature, seed=number, ignore_eos=True))
+        )
+    return asked
 
 
 class Ahead(Real):
