@@ -190,7 +190,7 @@ class SchedulerCore:
             hosts = min(hello.host_blocks for hello in self.ranks.values())
             found = self.batcher.prefix_counts
             self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
-            self.batcher.preemption.greeted(hosts, event.layout.block_bytes)
+            self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):

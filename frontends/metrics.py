@@ -99,9 +99,10 @@ TOKEN = _Histogram("baton_inter_token_seconds", "Mean time between a request's t
 RELEASE = _Histogram(
     "baton_cancel_release_seconds", "From a cancel until all that the request held is free.", _CANCEL_SECONDS, _NS
 )
+INVALID = _Counter("baton_invalid_logits", "Requests ended because the model's numbers were not finite.", {})
 #: the order is the layout of the words
 METRICS: tuple[_Counter | _Histogram, ...] = (
-    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS),
+    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS, INVALID),
     *(OUTPUT, FIRST, WHOLE, TOKEN, RELEASE),
 )
 for _before, _after in pairwise(METRICS):
@@ -164,6 +165,7 @@ class Metrics:
         CACHED_TOKENS.add(mine, (), account.cached_tokens)
         COMPLETION_TOKENS.add(mine, (), account.completion_tokens)
         RESTARTS.add(mine, (), account.lives - 1)
+        INVALID.add(mine, (), account.code == "invalid_logits")
         OUTPUT.observe(mine, account.completion_tokens)
         WHOLE.observe(mine, account.closed_ns - account.received_ns)
         if account.first_token_ns:

@@ -49,6 +49,8 @@ class StepRunner(Protocol):
     def workspace_bytes(self) -> int: ...
     @property
     def host_blocks(self) -> int: ...
+    @property
+    def swap_bytes_per_s(self) -> int: ...
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
@@ -221,7 +223,10 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, SCRIPTED_BLOCK_BYTES, 0, 0, 0, "none"
         )
         hosts = swap_bytes(settings) // layout.block_bytes
-        scripted = ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens, host_blocks=hosts)
+        seed = settings.scripted_faulty_seed
+        faulty = {} if seed is None else {seed: 1}
+        sizes = (card.vocab, layout.blocks, layout.block_tokens)
+        scripted = ScriptedRunner(*sizes, faulty=faulty, host_blocks=hosts)
         return scripted, layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
@@ -248,6 +253,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
         limits = settings.limits
         runner.measure(settings.max_step_tokens or limits.step_tokens_max, limits.running_requests_max)
         runner.warm_up()
+        runner.time_swaps()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
     made = runner.layout
@@ -277,6 +283,7 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
         weights_bytes=runner.weights_bytes,
         workspace_bytes=runner.workspace_bytes,
         host_blocks=runner.host_blocks,
+        swap_bytes_per_s=runner.swap_bytes_per_s,
     )
     core = WorkerCore(me.index, hello.group, layout.block_tokens)
     step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0

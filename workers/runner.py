@@ -1,7 +1,6 @@
 """A model and its KV pool behind one call: ``step`` computes rows of tokens and samples where asked.
 
-The worker process drives it; it knows no request, no queue and no clock, and between two steps it keeps
-nothing but the pool.
+The worker process drives it; it knows no request and no queue, and between two steps it keeps nothing but the pool.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from baton.engine.batch import UNKNOWN, Sampled, Sampling, StepRow
+from baton.engine.blocks import Move
 from baton.kernels.reference import Part, padded_blocks, plan_ragged
 from baton.kernels.upload import upload
 from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
@@ -29,6 +30,7 @@ from baton.workers.workspace import remembered
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_BYTES_DEFAULT = 1 << 30
+TIMED_BLOCKS, TIMED_MOVES = 32, 4
 SCORED_AT_ONCE = 32  # tokens of a prompt
 
 
@@ -94,6 +96,7 @@ class Runner:
         )
         self.layout = self._pool.layout
         self.host_blocks = host_blocks
+        self.swap_bytes_per_s = 0  # once timed
         self.weights_bytes = self._model.weights.bytes
         self.workspace_bytes = 0  # once measured, the most a step takes
 
@@ -218,6 +221,22 @@ class Runner:
         yield peak
         torch.cuda.synchronize(gpu)
         peak.bytes = torch.cuda.max_memory_reserved(gpu) - before
+
+    def time_swaps(self) -> None:
+        """How fast blocks move to the host and back: the best of a few moves, before anything is in the pool."""
+        count = min(self.host_blocks, self.layout.blocks, TIMED_BLOCKS)
+        if not count:
+            return
+        outs = [(int(Move.OUT), block, block) for block in range(count)]
+        backs = [(int(Move.IN), block, block) for block in range(count)]
+        best_s = float("inf")
+        for _ in range(TIMED_MOVES):
+            began = perf_counter()
+            self._pool.move([*outs, *backs])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            best_s = min(best_s, perf_counter() - began)
+        self.swap_bytes_per_s = max(1, int(2 * count * self.layout.bytes_per_block / best_s))
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step through block 0, so that no request pays for first calls."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.engine.effects import Account
 from baton.frontends.metrics import Metrics
 from baton.frontends.status import Gauges
@@ -58,3 +60,12 @@ def test_what_the_engine_counts_is_shown_as_counters() -> None:
         "baton_kv_blocks_cached 10.0",
     ):
         assert line in lines, line
+
+
+def test_requests_whose_numbers_were_not_finite_are_counted() -> None:
+    metrics = Metrics(Gauges, [words()], 0)
+    metrics.observe(account("stop"))
+    metrics.observe(msgspec.structs.replace(account("error"), code="interrupted"))
+    assert b"baton_invalid_logits_total 0.0" in metrics.page()
+    metrics.observe(msgspec.structs.replace(account("error"), code="invalid_logits"))
+    assert b"baton_invalid_logits_total 1.0" in metrics.page()
