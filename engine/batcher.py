@@ -16,7 +16,8 @@ from baton.engine.buggify import buggify
 from baton.engine.effects import Effect
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
-from baton.engine.preemption import Preemption, own_blocks
+from baton.engine.preemption import WAYS, Preemption, own_blocks
+from baton.engine.prefix import PrefixCounts
 from baton.engine.sequence import Sequence
 
 Chosen = dict[Sequence, int]
@@ -40,6 +41,7 @@ class Batcher:
         self.running: dict[Sequence, None] = {}
         self.suspects: dict[Sequence, None] = {}  # a worker died over them; each runs alone until it gains a token
         self.pool: BlockPool | None = None
+        self.prefix_counts = PrefixCounts()  # of all pools
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
         self.preemption = Preemption(limits)
         self.tokens_per_row = 1  # so many a step may yield for one sequence
@@ -52,6 +54,16 @@ class Batcher:
     def preemptions(self) -> int:
         """How often anybody gave way."""
         return self.preemption.counts.total()
+
+    @property
+    def gauges(self) -> tuple[int, ...]:
+        """What the board shows, in the order of its names for it."""
+        pool = self.pool
+        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
+        tokens, found = pool.capacity_tokens if pool is not None else 0, self.prefix_counts
+        gave_way = (self.preemption.counts[way] for way in WAYS)
+        held = (len(self.running), len(self.waiting), *blocks, *gave_way, tokens)
+        return (*held, found.queries, found.hits, found.evictions)
 
     def add(self, seq: Sequence) -> None:
         """A new sequence, behind all others."""

@@ -18,7 +18,6 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
-from baton.engine.preemption import WAYS
 from baton.engine.prefix import Chain, root
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
@@ -114,16 +113,8 @@ class SchedulerCore:
                 raise AssertionError(f"no such event for a scheduler: {event!r}")
         self._finish_ended(now_ns, out)
         self._plan(landed, now_ns, out)
-        self._publish()
+        self.board.set_gauges(self.batcher.gauges)
         return out
-
-    def _publish(self) -> None:
-        """Show the gauges to whoever reads the board."""
-        batcher, pool = self.batcher, self.batcher.pool
-        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
-        tokens = pool.capacity_tokens if pool is not None else 0
-        gave_way = (batcher.preemption.counts[way] for way in WAYS)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, tokens))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -197,7 +188,8 @@ class SchedulerCore:
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             hosts = min(hello.host_blocks for hello in self.ranks.values())
-            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
+            found = self.batcher.prefix_counts
+            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
             self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max

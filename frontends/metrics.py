@@ -129,6 +129,12 @@ class _All(Collector):
         gave_way.add_metric(["recompute"], now.preemptions_recompute)
         gave_way.add_metric(["swap"], now.preemptions_swap)
         yield gave_way
+        for name, help_, count in (
+            ("queries_tokens", "Prompt tokens that were looked up in the prefix cache.", now.prefix_queries_tokens),
+            ("hits_tokens", "Tokens that the prefix cache had.", now.prefix_hits_tokens),
+            ("evictions", "Blocks that the prefix cache gave up for their room.", now.prefix_evictions_blocks),
+        ):
+            yield CounterMetricFamily(f"baton_prefix_cache_{name}", help_, count)
         sums = [sum(words) for words in zip(*(totals[:WORDS] for totals in self._totals), strict=True)]
         for metric in METRICS:
             yield metric.metric(sums)

@@ -16,17 +16,19 @@ from pathlib import Path
 from baton.engine.ownership import BoardRow
 from baton.ipc.frames import PLACES_MAX, Role
 
-MAGIC = 0x4E4F544142_02  # "BATON", layout 2
-HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
+MAGIC = 0x4E4F544142_03  # "BATON", layout 3
+HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 24, 24
 ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+#: what the scheduler publishes; preemptions and what is of prefixes only grow, from its start on
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
     *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
+    *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks"),
 )
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")
@@ -204,11 +206,14 @@ class Board:
 
     def rows(self) -> Iterator[RowView]:
         """Every live request; each row is consistent in itself, not with the others."""
+        words = self._words
         for slot in range(self.frontends * self.slots_per_frontend):
+            at = ROWS_AT + slot * ROW_WORDS
+            if not words[at + COPIES + 4 * (words[at] & 1) + 1] >> 56:  # most are free, and need not be read whole
+                continue
             row = self.row(slot)
             if row.role:
-                at = ROWS_AT + slot * ROW_WORDS
-                counts, delivered = self._words[at + COUNTS], self._words[at + DELIVERED]
+                counts, delivered = words[at + COUNTS], words[at + DELIVERED]
                 request_id, trace = self.identity(slot)
                 cancelled = self.cancelled(slot, row.generation)
                 yield RowView(slot, row, request_id, trace, counts >> 32, counts & _LOW, delivered, cancelled)
@@ -263,9 +268,8 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's, in the order of ``GAUGE_NAMES``: requests, KV blocks, how many gave way to be recomputed and
-        how many by a swap, and the tokens that all blocks hold.
-        """
+        """The scheduler's: the first of ``GAUGE_NAMES``, as many as there are values."""
+        assert len(values) <= len(GAUGE_NAMES) <= PLACE_WORDS - GAUGES
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value
