@@ -16,14 +16,19 @@ from pathlib import Path
 from baton.engine.ownership import BoardRow
 from baton.ipc.frames import PLACES_MAX, Role
 
-MAGIC = 0x4E4F544142_02  # "BATON", layout 2
-HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 16, 24
+MAGIC = 0x4E4F544142_03  # "BATON", layout 3
+HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 24, 24
 ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+#: what the scheduler shows of itself, a word each
+GAUGE_NAMES = (
+    *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
+    *("ledger_growth", "ledger_resume", "ledger_headroom", "ledger_swapped"),
+)
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")
 # words of a row
@@ -259,7 +264,8 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's: running, waiting, and KV blocks total, free, cached."""
+        """The scheduler's: the values of ``GAUGE_NAMES``, in that order."""
+        assert len(values) == len(GAUGE_NAMES)
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value
@@ -267,8 +273,7 @@ class Board:
     def gauges(self) -> dict[str, int]:
         """What the scheduler last published."""
         at = self._place(Role.SCHEDULER, 0) + GAUGES
-        names = ("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached")
-        return dict(zip(names, self._words[at : at + 5], strict=True))
+        return dict(zip(GAUGE_NAMES, self._words[at : at + len(GAUGE_NAMES)], strict=True))
 
     def close(self) -> None:
         """Unmap."""
