@@ -1,8 +1,9 @@
 """Answers that outlive their connection: what was said so far, who listens, and what is kept for those who ask again.
 
-An answer is kept because its request has an idempotency key or because its client may come back. It is a log of
-tokens, so whoever listens from token *n* on gets the rest once, however often others did. This module knows neither
-frames nor rows; the desk (``engine.desk``) moves what is said between answers, doors and the frontend's core.
+An answer is kept because its request has an idempotency key, because its client may come back, or because it was to
+be stored. It is a log of tokens, so whoever listens from token *n* on gets the rest once, however often others did.
+This module knows neither frames nor rows; the desk (``engine.desk``) moves what is said between answers, doors and the
+frontend's core.
 """
 
 from __future__ import annotations
@@ -116,6 +117,12 @@ class Answer:
         return bool(self.keep.key) and (self.finish is None or self.finish.reason in GOOD)
 
     @property
+    def lasting(self) -> bool:
+        """Whether it has ended well and somebody may ask for it later, by its key or by its id."""
+        good = self.finish is not None and self.finish.reason in GOOD
+        return good and (bool(self.keep.key) or self.keep.stored)
+
+    @property
     def bytes(self) -> int:
         """What it takes in memory, about."""
         prompt = _ID_BYTES * len(self.prompt_ids or [])
@@ -178,6 +185,6 @@ class Answers:
         bounds = [0.0]
         if answer.resumable:
             bounds.append(self.limits.resume_s_max)
-        if answer.finish is not None and answer.repeatable:
+        if answer.lasting:
             bounds.append(self.limits.idempotency_s_max)
         return now_ns - answer.idle_ns >= max(bounds) * 1e9

@@ -166,13 +166,15 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
     """What is kept of a request besides its answer, so that somebody may ask for the answer again.
 
     ``key`` is the client's idempotency key ("" for none) and ``digests`` say what its body was, by field. A
-    ``resumable`` answer waits for a client that went away. ``memo`` is the door's own and comes back in ``Named``.
+    ``resumable`` answer waits for a client that went away, a ``stored`` one is kept for a while once it is whole.
+    ``memo`` is the door's own and comes back in ``Named``.
     """
 
     key: str
     digests: dict[str, bytes]
     resumable: bool
     memo: bytes
+    stored: bool = False
 
 
 class Open(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stalled_s_max: float = 60.0
     request_s_max: float = 3600.0
     priority_max: int = 100
+    tier_classes: int = 10
     lives_max: int = 8
     lone_deaths_max: int = 2
     keepalive_s: float = 5.0

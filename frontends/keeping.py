@@ -28,7 +28,7 @@ KEY_CHARS_MAX = 255
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{KEY_CHARS_MAX}}}")
 _ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST_BYTES = 16
-_TRAVEL = frozenset((*parameters.ENVELOPE, *parameters.URGENCY, "stream", "stream_options", "resumable"))
+_TRAVEL = frozenset((*parameters.ENVELOPE, *parameters.URGENCY, "stream", "stream_options", "resumable", "store"))
 
 
 class Memo(msgspec.Struct, frozen=True, gc=False):
@@ -56,14 +56,14 @@ def checked_key(key: str | None, name: str) -> str:
 def keep(
     request: GenerateRequest, endpoint: str, body: bytes, key: str, created: int, stream_id: str | None = None
 ) -> Keep | None:
-    """What is kept of a request; None where neither a key nor the client asks for it."""
-    if not key and not request.resumable:
+    """What is kept of a request; None where nothing in it asks for that."""
+    if not (key or request.resumable or request.stored):
         return None
     if request.best_of > 1:
         message = "a request of several choices cannot be repeated by a key or resumed: a kept answer is one choice"
         raise bad_request(message, "n" if request.n > 1 else "best_of", "unsupported_parameter")
     memo = Memo(endpoint, created, stream_id, replace(request, prompt=Prompt()))
-    return Keep(key, digests(endpoint, body) if key else {}, request.resumable, _encoder.encode(memo))
+    return Keep(key, digests(endpoint, body) if key else {}, request.resumable, _encoder.encode(memo), request.stored)
 
 
 def request_id_of(text: str) -> bytes:

@@ -156,6 +156,8 @@ class Chunks:
             "created": stream.created,
             "model": request.model,
         }
+        if request.service_tier is not None:
+            head["service_tier"] = request.service_tier
         self.head = b"data: " + encode(head)[:-1]
         self.open = self.head + b',"choices":[{"index":%d,' % index
         self.close = b"]" + (b',"usage":null' if self.usage else b"") + b"}\n\n"
@@ -256,6 +258,8 @@ def _body(stream: Stream, kind: Chat | Completion, found: list[tuple[Delta, Fini
         "choices": [_choice(type(kind)(), index, *each, request) for index, each in enumerate(found)],
         "usage": usage(account),
     }
+    if request.service_tier is not None:
+        body["service_tier"] = request.service_tier
     if request.return_token_ids:
         body["prompt_token_ids"] = stream.prompt_ids
     return encode(body)

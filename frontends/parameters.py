@@ -13,11 +13,22 @@ LABELS: dict[str, str] = {
     "user": "user.id",
     "safety_identifier": "baton.safety_identifier",
     "prompt_cache_key": "baton.prompt_cache_key",
-    "service_tier": "baton.service_tier",
+    "request_id": "baton.client_request_id",
 }
 
 #: how long a request may take, wait for its turn, and which of two that wait goes first
-URGENCY = ("deadline_ms", "queue_ms_max", "priority")
+URGENCY = ("deadline_ms", "queue_ms_max", "priority", "service_tier")
+
+#: service tier -> the tier it is here, and which way it moves the priority of a request that names none itself
+TIERS: dict[str, tuple[str, int]] = {
+    "auto": ("default", 0),
+    "default": ("default", 0),
+    "scale": ("default", 0),
+    "flex": ("flex", 1),
+    "priority": ("priority", -1),
+    "fast": ("priority", -1),
+    "ultrafast": ("priority", -1),
+}
 
 #: read at every door
 SAMPLING = (
@@ -40,6 +51,7 @@ SAMPLING = (
     "min_tokens",
     "skip_special_tokens",
     "metadata",
+    "store",
     *URGENCY,
 )
 
@@ -57,7 +69,9 @@ NEVER = ()
 NOT_YET = "is not supported yet"
 NO_TOOLS = "is not supported: tools cannot be called yet"
 NO_GRAMMAR = "is not supported: output cannot be constrained yet"
-NO_STORE = "is not supported: nothing is stored here"
+NO_SEQUEL = "is not supported: a response cannot be gone on with, send the whole conversation"
+NO_BACKGROUND = "is not supported: a request belongs to its connection; resumable lets it come back"
+NO_TEMPLATES = "is not supported: no prompts are kept here"
 NO_RESUMING = "is not supported here: only responses, and the SDK's requests, can be resumed"
 NO_MEDIA = "is not supported: this model reads and writes text"
 
@@ -73,6 +87,24 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "add_special_tokens": (NEVER, NOT_YET),
     "detokenize": ((True,), NOT_YET),
     "cache_salt": (NEVER, NOT_YET),
+    "prompt_cache_options": (({},), NOT_YET),
+    "prompt_cache_retention": (("in_memory",), NOT_YET),
+    "moderation": (NEVER, NOT_YET),
+    "guided_decoding_backend": (NEVER, NO_GRAMMAR),
+    "guided_whitespace_pattern": (NEVER, NO_GRAMMAR),
+    "structural_tag": (NEVER, NO_GRAMMAR),
+    "media_io_kwargs": (({},), NO_MEDIA),
+    "flat_logprobs": ((False,), NOT_YET),
+    "logprob_token_ids": (([],), NOT_YET),
+    "prompt_embeds": (NEVER, NOT_YET),
+    "thinking_token_budget": (NEVER, NOT_YET),
+    "include_reasoning": ((True, False), NOT_YET),
+    "repetition_detection": (NEVER, NOT_YET),
+    "stream_interval": ((1,), NOT_YET),
+    "vllm_xargs": (({},), NOT_YET),
+    "extra_args": (({},), NOT_YET),
+    "output_kind": (NEVER, "is not supported: stream says how the answer comes"),
+    "skip_reading_prefix_cache": ((False,), NOT_YET),
     "kv_transfer_params": (NEVER, NOT_YET),
     "mm_processor_kwargs": (({},), NO_MEDIA),
     "response_format": (({"type": "text"},), NO_GRAMMAR),
@@ -81,7 +113,6 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "guided_regex": (NEVER, NO_GRAMMAR),
     "guided_choice": (NEVER, NO_GRAMMAR),
     "guided_grammar": (NEVER, NO_GRAMMAR),
-    "store": ((False,), NO_STORE),
     "tools": (([],), NO_TOOLS),
     "tool_choice": (("none", "auto"), NO_TOOLS),
     "parallel_tool_calls": ((True, False), NO_TOOLS),
@@ -98,8 +129,6 @@ REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
     "reasoning_effort": (("none",), NOT_YET),
     "verbosity": (NEVER, NOT_YET),
     "web_search_options": (NEVER, NO_TOOLS),
-    "moderation": (NEVER, NOT_YET),
-    "prompt_cache_retention": (("in_memory",), NOT_YET),
     "chat_template": (NEVER, "is not supported: the model's own template is used"),
     "chat_template_kwargs": (({},), NOT_YET),
     "documents": (([],), NOT_YET),
@@ -115,7 +144,6 @@ REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
     "top_logprobs": (NEVER, "belongs to chats; here logprobs itself says how many"),
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
-    "prompt_embeds": (NEVER, NOT_YET),
     "resumable": ((False,), NO_RESUMING),
 }
 
@@ -123,19 +151,19 @@ REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
     "n": ((1,), "is not supported here: a response has one choice"),
     "best_of": ((1,), "belongs to completions"),
-    "previous_response_id": (NEVER, NO_STORE),
-    "conversation": (NEVER, NO_STORE),
-    "background": ((False,), NO_STORE),
-    "prompt": (NEVER, NO_STORE),
+    "previous_response_id": (NEVER, NO_SEQUEL),
+    "conversation": (NEVER, NO_SEQUEL),
+    "background": ((False,), NO_BACKGROUND),
+    "prompt": (NEVER, NO_TEMPLATES),
     "reasoning": (({}, {"effort": "none"}), NOT_YET),
     "text": (({}, {"format": {"type": "text"}}), NO_GRAMMAR),
     "truncation": (("disabled",), NOT_YET),
     "max_tool_calls": (NEVER, NO_TOOLS),
     "context_management": (([],), NOT_YET),
-    "moderation": (NEVER, NOT_YET),
-    "prompt_cache_retention": (("in_memory",), NOT_YET),
-    "prompt_cache_options": (({},), NOT_YET),
     "generate": ((True,), NOT_YET),
+    "background_options": (NEVER, NO_BACKGROUND),
+    "image": (NEVER, NO_MEDIA),
+    "access_programs": (NEVER, NOT_YET),
     "stream_options": (({},), NOT_YET),
 }
 

@@ -49,9 +49,10 @@ class GenerateRequest:
     """A valid request, the same whichever door it came through.
 
     ``operation`` is "chat" or "text_completion"; ``labels`` are attributes for its trace; ``ignored`` names what the
-    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection. ``deadline_ms`` and
-    ``queue_ms_max`` count from its receipt; of two that wait the one with the lower ``priority`` goes first.
-    Of ``best_of`` choices the client gets ``n``; ``tells_logprobs`` where it asked for log-probabilities itself.
+    client sent and nobody reads. A ``resumable`` one waits for a client that lost its connection, the answer of a
+    ``stored`` one is kept for a while. ``deadline_ms`` and ``queue_ms_max`` count from its receipt; of two that wait
+    the one with the lower ``priority`` goes first. ``service_tier`` is the one in effect, None where none was asked
+    for. Of ``best_of`` choices the client gets ``n``; ``tells_logprobs`` where it asked for log-probabilities itself.
     """
 
     operation: str
@@ -62,12 +63,14 @@ class GenerateRequest:
     include_usage: bool = False
     return_token_ids: bool = False
     resumable: bool = False
+    stored: bool = False
     n: int = 1
     best_of: int = 1
     tells_logprobs: bool = False
     deadline_ms: int | None = None
     queue_ms_max: int | None = None
     priority: int = 0
+    service_tier: str | None = None
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -146,7 +149,8 @@ class Validator:
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
-        return self._request(fields, "chat", params, prompt, instructions, stream)
+        request = self._request(fields, "chat", params, prompt, instructions, stream)
+        return replace(request, stored=fields.boolean("store"))
 
     # -------------------------------------------------------------------------------- what all kinds share
 
@@ -181,6 +185,11 @@ class Validator:
             value = fields.text(name, self.limits.label_chars_max)
             if value is not None:
                 labels[attribute] = value
+        if "store" in fields:
+            labels["baton.store"] = "true" if fields.boolean("store") else "false"
+        tier, priority = self._urgency(fields)
+        if "service_tier" in fields:
+            labels["baton.service_tier"] = fields.decode("service_tier", str)
         metadata = self._metadata(fields)
         labels.update((f"baton.metadata.{name}", value) for name, value in metadata.items())
         return GenerateRequest(
@@ -195,12 +204,25 @@ class Validator:
             resumable=fields.boolean("resumable"),
             deadline_ms=fields.integer("deadline_ms", 1, int(self.limits.request_s_max * 1000)),
             queue_ms_max=fields.integer("queue_ms_max", 1, int(self.limits.request_s_max * 1000)),
-            priority=fields.integer("priority", -self.limits.priority_max, self.limits.priority_max) or 0,
+            priority=priority,
+            service_tier=tier,
             instructions=instructions,
             metadata=metadata,
             labels=labels,
             ignored=fields.ignored,
         )
+
+    def _urgency(self, fields: Fields) -> tuple[str | None, int]:
+        """The service tier in effect and the priority: the client's own, else that of the tier."""
+        most = self.limits.priority_max
+        named = fields.integer("priority", -most, most)
+        if "service_tier" not in fields:
+            return None, named or 0
+        asked = fields.decode("service_tier", str)
+        if asked not in parameters.TIERS:
+            raise bad_request(f"service_tier must be one of {', '.join(parameters.TIERS)}", "service_tier")
+        tier, way = parameters.TIERS[asked]
+        return (tier, way * self.limits.tier_classes) if named is None else ("default", named)
 
     def _metadata(self, fields: Fields) -> dict[str, str]:
         if "metadata" not in fields:

@@ -90,10 +90,16 @@ class House:
                     self.accounts.append(effect)
 
     def open(
-        self, index: int, door: int, key: str = "", body: dict[str, bytes] = BODY, resumable: bool = False
+        self,
+        index: int,
+        door: int,
+        key: str = "",
+        body: dict[str, bytes] = BODY,
+        resumable: bool = False,
+        stored: bool = False,
     ) -> None:
         home = home_of("", key, FRONTENDS) if key else index
-        keep = Keep(key, body, resumable, b"memo")
+        keep = Keep(key, body, resumable, b"memo", stored)
         request_id = bytes([home]) + bytes([index, door]) * 7 + b"!"
         terms, prompt = Terms("m"), Prompt(text="hello")
         args = (request_id, TRACE, TRACE[16:24], None, terms, Params(), prompt, self.now_ns)

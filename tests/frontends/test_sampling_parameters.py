@@ -72,7 +72,7 @@ WRONG = [
     ("prompt_logprobs", ["1000000000", "-2"]),
     ("metadata", ['{"a": 1}', json.dumps({str(n): "" for n in range(100_000)})]),
     ("user", [json.dumps("x" * (1 << 20)), "5"]),
-    ("service_tier", [json.dumps("x" * (1 << 20)), "5"]),
+    ("service_tier", [json.dumps("x" * (1 << 20)), "5", '"slow"', '""', '["flex"]']),
     ("prompt_cache_key", [json.dumps("x" * (1 << 20)), "[]"]),
     ("use_beam_search", ["true"]),
     ("logits_processors", ['["x"]']),

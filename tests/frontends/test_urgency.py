@@ -14,7 +14,7 @@ from baton.frontends.client import AsyncClient, RequestFailed
 from baton.ipc.frames import Terms
 from tests.frontends.conftest import House, opened
 from tests.frontends.double import Job, admit
-from tests.frontends.talk import CHAT, TEXT
+from tests.frontends.talk import CHAT, TEXT, events
 
 INPUT: dict[str, Any] = {"model": "model-1", "input": "hi"}
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -92,6 +92,40 @@ async def test_the_terms_say_what_the_client_said(house: House, ask: Ask) -> Non
 async def test_a_bound_that_is_none_is_refused_by_name(house: House, ask: Ask, field: str, value: object) -> None:
     assert (await ask(house, **{field: value}))["param"] == field
     assert not house.engine.jobs
+
+
+@every_door
+async def test_a_tier_is_a_priority_unless_the_client_names_one(house: House, ask: Ask) -> None:
+    house.engine.on_submit = finish(0)
+    classes = house.engine.limits.tier_classes
+    told = [
+        ({"service_tier": "flex"}, classes),
+        ({"service_tier": "priority"}, -classes),
+        ({"service_tier": "fast"}, -classes),
+        *(({"service_tier": tier}, 0) for tier in ("auto", "default", "scale", None)),
+        ({"service_tier": "flex", "priority": 0}, 0),
+        ({"service_tier": "priority", "priority": 7}, 7),
+    ]
+    for fields, _ in told:
+        await ask(house, **fields)
+    assert [job.submit.terms.priority for job in house.engine.jobs] == [priority for _, priority in told]
+    await house.engine.empty()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"service_tier": "flex"}, "flex"), ({"service_tier": "auto"}, "default"), ({}, None)],
+)
+async def test_the_answer_says_which_tier_it_had(house: House, asked: dict[str, Any], told: str | None) -> None:
+    house.engine.on_submit = finish(0)
+    async with house.post("/v1/chat/completions", {**CHAT, **asked}) as response:
+        assert (await response.json()).get("service_tier") == told
+    async with house.post("/v1/responses", {**INPUT, **asked}) as response:
+        assert (await response.json())["service_tier"] == (told or "default")
+    async with house.post("/v1/chat/completions", {**CHAT, **asked, "stream": True}) as response:
+        chunks = [chunk for chunk in await events(response) if isinstance(chunk, dict)]
+    assert chunks and {chunk.get("service_tier") for chunk in chunks} == {told}
+    await house.engine.empty()
 
 
 @every_door

@@ -219,8 +219,12 @@ def test_messages_are_brought_to_one_form() -> None:
 
 
 def test_labels_are_recorded_and_nothing_more() -> None:
-    request = chat(user="ann", metadata={"team": "x"}, service_tier="flex", prompt_cache_key="k")
+    names = {"service_tier": "flex", "prompt_cache_key": "k", "request_id": "r"}
+    request = chat(user="ann", metadata={"team": "x"}, store=True, **names)
+    assert not request.stored, "a chat cannot be asked for again: its store is a label"
     assert request.labels == {
+        "baton.store": "true",
+        "baton.client_request_id": "r",
         "user.id": "ann",
         "baton.service_tier": "flex",
         "baton.prompt_cache_key": "k",

@@ -199,7 +199,7 @@ async def test_refusals_say_what_http_says(house: House) -> None:
             (b'{"type":"response.create","model":"model-1","input":"x","temperature":3}', "temperature"),
             (b'{"type":"response.create","model":"model-1","input":"x","tools":[1]}', "tools"),
             (b'{"type":"response.create","model":"other","input":"x"}', "model"),
-            (b'{"type":"response.create","model":"model-1","input":"x","store":true}', "store"),
+            (b'{"type":"response.create","model":"model-1","input":"x","store":1}', "store"),
             (b'{"type":"response.create","response":3}', "response"),
             (b'{"type":"nonsense"}', "type"),
             (b'{"stream_id":5}', "stream_id"),

@@ -181,7 +181,7 @@ def make_shape(rng: random.Random) -> Shape:
     )
     return Shape(
         limits=limits,
-        frontends=rng.choice((1, 1, 2)),
+        frontends=rng.choice((1, 2, 2)),
         tokenizers=rng.choice((1, 1, 2, 3)),
         blocks=-(-capacity // block_tokens),
         block_tokens=block_tokens,
@@ -189,8 +189,8 @@ def make_shape(rng: random.Random) -> Shape:
         mean_tokens=rng.choice((6, 20)),
         token_ring_bytes=rng.choice((1024, 4096)) if tokens_per_row_max == 1 else 4096,
         plan_ring_bytes=8192,
-        slow_links=rng.random() < 0.4,
-        repeats=rng.random() < 0.2,
+        slow_links=rng.random() < 0.5,
+        repeats=rng.random() < 0.3,
         faulty={7: rng.randrange(4)},
         poison=poison,
         tokens_per_row_max=tokens_per_row_max,
@@ -284,7 +284,7 @@ def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str],
         prompt=prompt,
         prompt_ids=encode(text),
         params=params,
-        reads=rng.choice(("fast", "fast", "fast", "slow", "stalled" if rng.random() < 0.3 else "fast")),
+        reads=rng.choice(("fast", "fast", "slow", "slow", "stalled" if rng.random() < 0.3 else "fast")),
         answers=rng.random() < 0.95,
         cancel_after_ns=rng.randrange(rng.choice((1, 60)) * MS) if rng.random() < 0.3 else None,
         wants_end=rng.random() < 0.5,
@@ -293,7 +293,7 @@ def _wish(rng: random.Random, shape: Shape, number: int, encode: Callable[[str],
     fate = rng.random()
     if fate < 0.4:
         return _with_stops(rng, wish, shape)
-    return _exact(wish, shape) if fate < 0.5 else wish
+    return _exact(wish, shape) if fate < 0.6 else wish
 
 
 def _exact(wish: Wish, shape: Shape) -> Wish:

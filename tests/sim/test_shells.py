@@ -72,7 +72,7 @@ def test_nothing_is_rare_in_production() -> None:
 
 def test_frames_that_nobody_should_have_sent_change_no_answer() -> None:
     said: Counter[str] = Counter()
-    for seed in range(4):
+    for seed in range(8):
         host = Host(seed, forgeries=1500)
         host.run()
         said += host.said

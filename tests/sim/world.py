@@ -136,7 +136,7 @@ class World:
             self.at(client.wish.at_ns, client.arrive)
         for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 9))):
             at_ns = rng.randrange(rng.choice((40, 120)) * MS)
-            self.at(at_ns, self._strike, rng.choice(self.places))
+            self.at(at_ns, self._strike, rng.choice([*self.places, (Role.SCHEDULER, 0)]))
             if rng.random() < 0.3:  # troubles come together
                 self.at(at_ns + rng.randrange(20 * MS), self._strike, rng.choice(self.places))
         while self._heap and not self._done():
