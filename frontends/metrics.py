@@ -123,9 +123,7 @@ class _All(Collector):
         yield GaugeMetricFamily("baton_kv_blocks_total", "KV cache blocks.", now.kv_blocks_total)
         yield GaugeMetricFamily("baton_kv_blocks_free", "KV cache blocks in no use.", now.kv_blocks_free)
         yield GaugeMetricFamily("baton_kv_blocks_cached", "KV cache blocks kept for reuse.", now.kv_blocks_cached)
-        ledger = GaugeMetricFamily(
-            "baton_ledger_blocks", "KV blocks, by the line of the ledger.", labels=["line"]
-        )
+        ledger = GaugeMetricFamily("baton_ledger_blocks", "KV blocks, by the line of the ledger.", labels=["line"])
         for line, blocks in now.ledger.items():
             ledger.add_metric([line], blocks)
         yield ledger

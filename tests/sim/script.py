@@ -9,11 +9,14 @@ import codecs
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
 from baton.engine.batch import Sampling
 from baton.engine.limits import Limits
+from baton.engine.order import MOVES
+from baton.engine.policies import Policies
 from baton.engine.text import TokenTable
 from baton.ipc.frames import Params, Prompt
 from baton.workers.fake import choose, follow
@@ -52,6 +55,7 @@ class Shape:
     poison: bool  # the worker dies of requests with seed POISON, at their second token
     tokens_per_row_max: int  # so many tokens a step may yield for one request
     ranks: int = 1
+    policies: Policies = field(default_factory=Policies)
 
     @property
     def capacity(self) -> int:
@@ -178,6 +182,7 @@ def make_shape(rng: random.Random) -> Shape:
         resume_s_max=0.1,
         idempotency_s_max=0.05,
         lone_deaths_max=2 if poison else 100,
+        predictor_lengths_min=3,
     )
     return Shape(
         limits=limits,
@@ -195,6 +200,22 @@ def make_shape(rng: random.Random) -> Shape:
         poison=poison,
         tokens_per_row_max=tokens_per_row_max,
     )
+
+
+def make_policies(seed: int) -> Policies:
+    """How the scheduler of one world is told to choose. By chance of its own, so that the worlds stay as they are."""
+    rng = random.Random(f"policies {seed}")
+    return Policies(
+        prefix_cache=rng.random() < 0.8,
+        admission=rng.choice(("reserve", "optimistic", "optimistic", "predicted")),
+        order=rng.choice(tuple(MOVES)),
+        itl_target_ms=rng.choice((0.0, 0.2, 1.0, 200.0)),
+    )
+
+
+def policy_settings(seed: int) -> dict[str, Any]:
+    """The same as settings of a server."""
+    return msgspec.structs.asdict(make_policies(seed))
 
 
 def make_wishes(

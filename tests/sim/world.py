@@ -49,7 +49,7 @@ from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_policies, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -91,7 +91,8 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        self.shape = replace(make_shape(self.rng), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
+        ranks, policies = random.Random(~seed).choice((1, 1, 1, 2, 3)), make_policies(seed)
+        self.shape = replace(make_shape(self.rng), ranks=ranks, policies=policies)
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
@@ -187,7 +188,8 @@ class World:
         elif role == Role.TOKENIZER:
             core = TokenizerCore(me, self.board, self.shape.context_tokens, 8, limits)
         elif role == Role.SCHEDULER:
-            core = SchedulerCore(me, self.board, StepReader(RingReader(self.tokens, 0)), (END,), limits)
+            steps = StepReader(RingReader(self.tokens, 0))
+            core = SchedulerCore(me, self.board, steps, (END,), limits, self.shape.policies)
         else:
             core = DetokenizerCore(me, self.board, StepReader(RingReader(self.tokens, 1)), TABLE, limits)
         process = self.live[place] = Process(place, incarnation, core)
