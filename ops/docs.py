@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from baton.engine.states import STATES, diagram
+from baton.ops.figures import step_figure
 
 STATES_PAGE = "states.md"
+STEP_FIGURE = "scheduling-step.svg"
 
 
 def states_page() -> str:
@@ -36,8 +38,14 @@ def states_page() -> str:
 
 
 def main(directory: Path) -> None:
-    """Write every derived page into ``directory``."""
-    (directory / STATES_PAGE).write_text(states_page(), encoding="utf-8")
+    """Write every derived page and figure into ``directory``."""
+    for name, text in derived().items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def derived() -> dict[str, str]:
+    """What is derived from the program: a file's name in ``docs/`` and what stands in it."""
+    return {STATES_PAGE: states_page(), STEP_FIGURE: step_figure()}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.states import STATES
 from baton.ops.cli import cli
-from baton.ops.docs import STATES_PAGE, main, states_page
+from baton.ops.docs import derived, main, states_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,10 +17,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = re.compile(r"`((?:engine|ipc|workers|frontends|kernels|ops|docs|tests)/[\w/.]+\.(?:py|md))`")
 
 
-def test_the_page_of_the_states_is_up_to_date(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", list(derived()))
+def test_what_is_derived_from_the_program_is_up_to_date(tmp_path: Path, name: str) -> None:
     main(tmp_path)
-    fresh = (tmp_path / STATES_PAGE).read_text(encoding="utf-8")
-    assert (ROOT / "docs" / STATES_PAGE).read_text(encoding="utf-8") == fresh, "run: make docs"
+    fresh = (tmp_path / name).read_text(encoding="utf-8")
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == fresh, "run: make docs"
 
 
 def test_the_page_names_every_state() -> None:

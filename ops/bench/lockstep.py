@@ -11,6 +11,7 @@ from collections import deque
 from baton.engine.effects import Doorbell, Effect, Plan, StepDone
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow
+from baton.engine.policies import Policies
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATE_NUMBERS
 from baton.ipc.board import Board
@@ -34,12 +35,21 @@ class Tape:
 class Lockstep:
     """A scheduler for up to ``slots`` requests at a time; ``plans`` are those not yet answered, oldest first."""
 
-    def __init__(self, slots: int, layout: KVLayout, vocab: int, context_tokens_max: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        slots: int,
+        layout: KVLayout,
+        vocab: int,
+        context_tokens_max: int,
+        limits: Limits,
+        policies: Policies | None = None,
+    ) -> None:
         self.tape = Tape()
         self.board = Board.format(bytearray(Board.size(1, slots)), 1, slots)
         for role in Role:
             self.board.set_live(role, 0, 1, 0)
-        self.core = SchedulerCore(Address(Role.SCHEDULER, "m", 0, 0, 1), self.board, self.tape, (), limits)
+        me = Address(Role.SCHEDULER, "m", 0, 0, 1)
+        self.core = SchedulerCore(me, self.board, self.tape, (), limits, policies)
         self.plans: deque[Plan] = deque()
         self.now_ns = 0
         worker = Address(Role.WORKER, "m", 0, 0, 1)
