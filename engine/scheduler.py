@@ -69,9 +69,8 @@ class SchedulerCore:
         self.ranks: dict[int, WorkerHello] = {}
         # the upper half is ours alone, so that no step of an earlier life is taken for one of this
         self.flights = Flights(me.incarnation << 32, limits.step_span_links_max)
-        self.unexplained: list[
-            Flight
-        ] = []  # lost to a death that was seen from a greeting; the news of it will say why
+        # lost to deaths of which no news has come yet: it will say whose fault they were
+        self.unexplained: list[Flight] = []
         self.counts: Counter[str] = Counter()
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -191,7 +190,7 @@ class SchedulerCore:
         self.weights = self.weights or event.weights_digest
         assert event.weights_digest == self.weights, "a worker came back with other weights"
         if any(hello.group != group for hello in self.ranks.values()):
-            self.unexplained = self._roll_back(now_ns, out)
+            self.unexplained += self._roll_back(now_ns, out)
         self.ranks[event.rank] = event
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
@@ -207,7 +206,7 @@ class SchedulerCore:
         if event.role == Role.WORKER:
             groups = [hello.group for hello in self.ranks.values()]
             if any(event.index < len(group) and group[event.index] < live for group in groups):
-                self.unexplained = self._roll_back(now_ns, out)
+                self.unexplained += self._roll_back(now_ns, out)
             if event.fault:
                 self._suspect(self.unexplained)
             self.unexplained = []

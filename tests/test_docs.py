@@ -15,6 +15,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: a file of the repository, as the docs name it
 NAMED = re.compile(r"`((?:engine|ipc|workers|frontends|kernels|ops|docs|tests)/[\w/.]+\.(?:py|md))`")
+#: a test, as the docs name it: its file and its function
+TESTS = re.compile(r"`(tests/[\w/.]+\.py)::(\w+)`")
 
 
 @pytest.mark.parametrize("name", list(derived()))
@@ -31,6 +33,16 @@ def test_the_page_names_every_state() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_file_a_page_names_is_there(page: Path) -> None:
     missing = [name for name in NAMED.findall(page.read_text(encoding="utf-8")) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_test_a_page_names_is_there(page: Path) -> None:
+    missing = [
+        (file, name)
+        for file, name in TESTS.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / file).exists() or f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
     assert missing == []
 
 

@@ -247,11 +247,17 @@ def process_state(pid: int) -> str:
 
 async def _serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
+    supervisor: Supervisor | None = None
+
+    def stop() -> None:
+        assert supervisor is not None, "the loop calls this when the server is awaited, not before"
+        supervisor.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):  # before there is a file that could be left behind
+        loop.add_signal_handler(number, stop)
     card = make_card(settings)
     base = Path(settings.run_directory) if settings.run_directory else default_base()
     supervisor = Supervisor(settings, card, RunDirectory.create(base))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.stop)
     try:
         await supervisor.serve()
         return 0

@@ -105,6 +105,18 @@ def test_who_was_running_is_suspect_also_where_a_greeting_comes_before_the_news_
         assert [seq.held.slot for seq in engine.core.batcher.suspects] == [0] * fault
 
 
+def test_a_second_greeting_before_the_news_does_not_hide_whom_the_first_death_hit() -> None:
+    engine = Ranks(2)
+    engine.submit(0, PROMPT, PARAMS)
+    engine.waiting.clear()
+    engine.replace(1)
+    engine.greet(1)
+    engine.replace(0)
+    engine.greet(0)
+    engine.hear(1, fault=True)
+    assert [seq.held.slot for seq in engine.core.batcher.suspects] == [0]
+
+
 def test_a_word_that_a_living_rank_committed_late_is_counted_as_the_detokenizer_counts_it() -> None:
     engine = Ranks(2)
     engine.submit(0, PROMPT, PARAMS)

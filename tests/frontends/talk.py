@@ -27,13 +27,16 @@ async def events(response: Any) -> list[Any]:
 
 
 @asynccontextmanager
-async def raw(house: House, path: str, body: dict[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
+async def raw(
+    house: House, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Any, Any]]:
     """A bare connection with a request on it, for a client that misbehaves."""
     port = int(house.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
+    lines = {"Host": "localhost", "Content-Length": str(len(data)), **(headers or {})}
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    writer.write(head.encode() + b"\r\n" + data)
     try:
         yield reader, writer
     finally:

@@ -61,24 +61,6 @@ async def test_twenty_clients_that_leave_are_gone_at_once(house: House) -> None:
         await house.engine.empty()
 
 
-async def test_two_live_requests_under_one_client_id_are_two_requests(house: House) -> None:
-    tasks = [asyncio.create_task(_text(house, {"X-Request-Id": "the same"}, f"prompt {number}")) for number in range(2)]
-    jobs = [await house.engine.job(), await house.engine.job()]
-    assert jobs[0].slot != jobs[1].slot
-    for job in jobs:
-        job.admit().say(str(job.submit.prompt.text)).finish()
-    answers = await asyncio.gather(*tasks)
-    assert [text for _, text in answers] == ["prompt 0", "prompt 1"]
-    assert answers[0][0] != answers[1][0]
-    await house.engine.empty()
-
-
-async def _text(house: House, headers: dict[str, str], prompt: str) -> tuple[str, str]:
-    async with house.post("/v1/completions", {**TEXT, "prompt": prompt}, headers=headers) as response:
-        answer = await response.json()
-        return answer["id"], answer["choices"][0]["text"]
-
-
 async def test_a_chunk_costs_the_same_however_long_the_answer_is(house: House) -> None:
     house.engine.on_submit = admit
     body = {**CHAT, "stream": True, "logprobs": True, "return_token_ids": True}
