@@ -1,9 +1,10 @@
 """Who computes what in the next step, and whose blocks make room: continuous batching over paged blocks.
 
 There is no prefill phase: a step is a set of (sequence, tokens to compute) within one token budget. Decodes go first,
-then chunks of running prompts, then new work in the order of the line. When blocks or seats run out a paused sequence
-gives way, else the youngest: its blocks are dropped and its tokens computed again, ahead of all later work. One that
-a step in flight names leaves when that step has landed; whoever needs its blocks sits out until then.
+then chunks of running prompts, then new work in the order of the line (``engine.seating``). When blocks or seats run
+out a sequence that waits for its client gives way, else the youngest of the lowest class (``engine.victims``): it comes
+back ahead of all later work (``engine.preemption``). One that a step in flight names leaves when that step has landed;
+whoever needs its blocks sits out until then.
 """
 
 from __future__ import annotations
@@ -16,18 +17,16 @@ from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
 from baton.engine.pace import Pace
 from baton.engine.policies import Policies
+from baton.engine.preemption import Preemption, own_blocks
 from baton.engine.seating import Seating, freed_blocks, held_blocks
 from baton.engine.sequence import Sequence
 
 Chosen = dict[Sequence, int]
 
 
-def _arrival(seq: Sequence) -> int:
-    return seq.arrival
-
-
 class Batcher:
-    """Invariant: a sequence is in ``waiting`` or in ``running``, never both, and only running ones hold blocks.
+    """Invariant: a sequence is in ``waiting`` or in ``running``, never both. Only running ones
+    hold blocks, and only waiting ones host blocks.
 
     ``waiting`` is in the order of the policy, ``running`` in the order in which seats were taken.
     """
@@ -42,12 +41,17 @@ class Batcher:
         self.suspects: dict[Sequence, None] = {}  # a worker died over them; each runs alone until it gains a token
         self.pool: BlockPool | None = None
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
-        self.preemptions = 0
+        self.preemption = Preemption(limits, self.pace.step_time)
         self.tokens_per_row = 1  # so many a step may yield for one sequence
         self._arrivals = 0
         # while a step is chosen:
         self._spare = 0  # free blocks that nobody was promised
         self._coming: int | None = None  # blocks that come back when steps land, less what was promised of them
+
+    @property
+    def preemptions(self) -> int:
+        """How often anybody gave way."""
+        return self.preemption.counts.total()
 
     def greeted(self, pool: BlockPool, memory: Memory) -> None:
         """Workers are there, with an empty cache."""
@@ -172,7 +176,7 @@ class Batcher:
     def _waits_for_prefix(self, seq: Sequence, now_ns: int) -> bool:
         """Whether the next block it needs is being computed for somebody else; for a while that is waited for."""
         assert self.pool is not None
-        if seq.chain is None or not seq.prefix_reads or not self.pool.awaited(seq.chain):
+        if seq.chain is None or not seq.prefix_reads or seq.host_blocks or not self.pool.awaited(seq.chain):
             return False
         seq.awaiting_ns = seq.awaiting_ns or now_ns
         return now_ns - seq.awaiting_ns < self.limits.prefix_wait_s_max * 1e9
@@ -194,12 +198,15 @@ class Batcher:
         assert pool is not None
         self.running[seq] = None
         found, fresh = self._found(seq)
-        if chain is not None and seq.prefix_reads:
+        seq.blocks.extend(found)
+        seq.registered = len(found)
+        if self.preemption.restore(seq, pool):
+            fresh -= len(seq.blocks) - len(found)
+            self._register(seq)
+        elif chain is not None and seq.prefix_reads:
             seq.computed = seq.planned = pool.adopt(chain, found)
             if seq.held.state == "queued":
                 seq.cached_tokens = min(seq.computed, seq.prompt_tokens)
-        seq.blocks.extend(found)
-        seq.registered = len(found)
         if seq.computed < len(found) * pool.block_tokens:
             seq.blocks[-1] = pool.writable(seq.blocks[-1])
             fresh -= 1
@@ -231,37 +238,44 @@ class Batcher:
         if seq in self.running:
             del self.running[seq]
             self._drop_blocks(seq)
+        else:
+            self.preemption.forget(seq, self.pool)
         self.seating.ended(seq, now_ns)
         self.suspects.pop(seq, None)
 
     def roll_back(self, now_ns: int, out: list[Effect]) -> None:
-        """The cache is gone with its worker: what ran waits again in front, in its order, with the tokens it has."""
+        """The cache is gone with its worker, and what it kept on the host: what ran waits again in front, in its order,
+        with the tokens it has.
+        """
         lost = [seq for seq in self.running if seq.end is None]
         for seq in self.running:
             self._drop_blocks(seq)
         for seq in lost:
             self.hands.move(seq.held, "preempted", now_ns, out)
             self.seating.lost(seq)
+        for seq in self.waiting:
+            self.preemption.forget(seq, None)
         self.running = {seq: None for seq in self.running if seq.end is not None}
         self.forgotten.clear()
         self.pool = None
 
     def _make_room(self, seq: Sequence, chosen: Chosen, now_ns: int, out: list[Effect]) -> bool:
-        """Blocks for all of its tokens; paused ones give way, then the youngest, which may be itself (False)."""
+        """Blocks for all of its tokens. False: it sits this step out, since what it needs is still on its way back, or
+        since it is itself the one to give way.
+        """
         pool = self.pool
         assert pool is not None
         missing = max(0, -(-seq.tokens // pool.block_tokens) - len(seq.blocks))
-        crowded = bool(chosen) and buggify("crowded out")
-        while missing > self._spare or crowded:
-            if not crowded and missing <= self._spare + self._returning():
-                self._promise(missing)
+        crowded = bool(chosen) and buggify("crowded out") and not self.preemption.protected(seq)
+        if missing > self._spare or crowded:
+            short, coming = max(1, missing - self._spare), 0 if crowded else self._returning()
+            for victim in self.preemption.victims(seq, self.running, short, coming, pool):
+                chosen.pop(victim, None)
+                self._send_away(victim, now_ns, out)
+            if seq.leaving or seq not in self.running:
                 return False
-            crowded = False
-            paused = self._paused()
-            victim = paused[-1] if paused else self._youngest()
-            chosen.pop(victim, None)
-            self._send_away(victim, now_ns, out)
-            if victim is seq:
+            if missing > self._spare:
+                self._promise(missing)
                 return False
         if missing:
             self._spare -= missing
@@ -273,9 +287,10 @@ class Batcher:
 
     def _returning(self) -> int:
         """Blocks that come back, without anybody's doing, once the steps under way have landed."""
+        assert self.pool is not None
         if self._coming is None:
             going = (seq for seq in self.running if seq.leaving or seq.end is not None or seq.is_whole)
-            self._coming = sum(map(self._own, going))
+            self._coming = sum(own_blocks(seq, self.pool) for seq in going)
         return self._coming
 
     def _promise(self, missing: int) -> None:
@@ -331,36 +346,29 @@ class Batcher:
         copied = len(found) + fresh > pool.blocks_for(seq.tokens)
         return pool.fits(found, fresh) and self.seating.seat(seq, held_blocks(pool, found, copied), now_ns)
 
-    def _own(self, seq: Sequence) -> int:
-        """Blocks that nobody else holds: those that are to be had when it goes."""
-        assert self.pool is not None
-        return sum(self.pool.holders(block) == 1 for block in seq.blocks)
-
     def _paused(self) -> list[Sequence]:
         """Whose clients have no room; no step names them any more."""
         return [seq for seq in self.running if seq.held.state == "paused" and seq.end is None]
 
-    def _youngest(self) -> Sequence:
-        """Who came last of those that run and are not on their way out."""
-        staying = (seq for seq in self.running if not (seq.leaving or seq.end is not None or seq.is_whole))
-        return max(staying, key=_arrival)
-
     def _send_away(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
         """Preempt, at once or as soon as no step in flight names it."""
+        assert self.pool is not None
+        own = own_blocks(seq, self.pool)
         if seq.in_flight:
-            self._coming = self._returning() + self._own(seq)
+            self._coming = self._returning() + own
             seq.leaving = True
         else:
-            self._spare += self._own(seq)
+            self._spare += own
             self._preempt(seq, now_ns, out)
 
     def _preempt(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
+        """Out of the batch and into the queue."""
+        assert self.pool is not None
         del self.running[seq]
+        self.preemption.save(seq, self.pool)
         self._drop_blocks(seq)
-        seq.preemptions += seq.has_credit  # who waits for its client gives way to anybody, and that is not counted
-        self.preemptions += 1
         self.hands.move(seq.held, "preempted", now_ns, out)
-        self.seating.leave(seq, now_ns)
+        self.seating.leave(seq, now_ns, len(seq.host_blocks))
 
     def _drop_blocks(self, seq: Sequence) -> None:
         """The one place where blocks are freed."""

@@ -20,6 +20,7 @@ class Flight:
     step: int
     since_ns: int
     rows: list[tuple[Sequence, int, bool]]
+    moves: bool  # blocks were moved before it, so that it took longer than its tokens do
     tokens: int = 0
     context: int = 0  # positions that its tokens attend to, all together
 
@@ -36,10 +37,10 @@ class Flights:
     def __len__(self) -> int:
         return len(self.under_way)
 
-    def launch(self, rows: list[tuple[Sequence, int, bool]], now_ns: int) -> int:
+    def launch(self, rows: list[tuple[Sequence, int, bool]], moves: bool, now_ns: int) -> int:
         """Another step sets out; its number. Its tokens count as planned, and as pending where one is sampled."""
         self.step += 1
-        flight = Flight(self.step, now_ns, rows)
+        flight = Flight(self.step, now_ns, rows, moves)
         self.under_way.append(flight)
         for seq, count, sample in rows:
             flight.tokens += count

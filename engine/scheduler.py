@@ -18,6 +18,7 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
+from baton.engine.preemption import WAYS
 from baton.engine.prefix import Chain, root
 from baton.engine.seating import memory_of
 from baton.engine.sequence import End, Sequence
@@ -122,7 +123,8 @@ class SchedulerCore:
         batcher, pool = self.batcher, self.batcher.pool
         blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
         promised = batcher.seating.promised() if pool is not None else (0, 0, 0, 0)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *promised))
+        gave_way = (batcher.preemption.counts[way] for way in WAYS)
+        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, *promised))
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -168,10 +170,8 @@ class SchedulerCore:
             self._end(seq, End("length", seq.base))
         elif not seq.admitted:
             seq.admitted = True
-            home = seq.handed.home.index
-            out.append(
-                Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run, seq.handed.prompt_ids))
-            )
+            admitted = Admitted(seq.slot, seq.held.generation, seq.run, seq.handed.prompt_ids)
+            out.append(Send(Role.FRONTEND, seq.handed.home.index, admitted))
 
     def _refuse(self, seq: Sequence, failure: Failure) -> None:
         """Refused before its first token; one whose client has begun to read ends with an error, by the usual way."""
@@ -194,7 +194,10 @@ class SchedulerCore:
         self.ranks[event.rank] = event
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
-            self.batcher.greeted(BlockPool(blocks, event.layout.block_tokens), memory_of(self.ranks.values()))
+            hosts = min(hello.host_blocks for hello in self.ranks.values())
+            pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
+            self.batcher.greeted(pool, memory_of(self.ranks.values()))
+            self.batcher.preemption.greeted(hosts, event.layout.block_bytes)
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
@@ -264,7 +267,8 @@ class SchedulerCore:
                 for seq, _, _ in flight.rows:
                     self.batcher.landed(seq, now_ns, out)
                 took_s = self.flights.report(flight, len(done.records), now_ns, out)
-                self.batcher.pace.step_time.observe(flight.tokens, flight.context, took_s)
+                if not flight.moves:
+                    self.batcher.pace.step_time.observe(flight.tokens, flight.context, took_s)
         return landed
 
     def _rank0(self) -> int:
@@ -376,9 +380,9 @@ class SchedulerCore:
             rows.append(Row(held.slot, seq.planned, count, seq.blocks[told:], sample))
             flight.append((seq, count, sample))
         incarnations = tuple(self.ranks[rank].address.incarnation for rank in sorted(self.ranks))
-        step = self.flights.launch(flight, now_ns)
         assert self.batcher.pool is not None
         moves = [(int(kind), source, target) for kind, source, target in self.batcher.pool.take_moves()]
+        step = self.flights.launch(flight, bool(moves), now_ns)
         out.append(Plan(incarnations, step, self.batcher.forgotten, starts, rows, moves))
         self.batcher.forgotten = []
 

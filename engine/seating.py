@@ -76,7 +76,7 @@ class Seating:
         assert self.admission is not None
         self.admission.hold(self._ask(seq), len(seq.blocks))
 
-    def leave(self, seq: Sequence, now_ns: int, swapped_blocks: int = 0) -> None:
+    def leave(self, seq: Sequence, now_ns: int, swapped_blocks: int) -> None:
         """It gives way, and is in the line again, before all that never had a seat."""
         assert self.admission is not None
         seq.resumed = True

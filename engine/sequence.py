@@ -50,7 +50,9 @@ class Sequence:
     leaving: bool = False  # to be preempted as soon as no step in flight names it
     admitted: bool = False
     leased_to: int = 0
-    preemptions: int = 0
+    preemptions: int = 0  # how often it gave way to others, unless it waited for its client
+    host_blocks: list[int] = field(default_factory=list)  # while it waits: where its first host_tokens tokens are
+    host_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose keys and values came from the prefix cache, at its first start
     lone_deaths: int = 0  # how often a worker died over it alone, unexplained
     arrival: int = 0  # its place among all that came

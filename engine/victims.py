@@ -4,6 +4,8 @@ Why everybody finishes: a request takes blocks only from its juniors (a lower cl
 most senior one is never made to give way and ends; then the next is. Nobody gives way more often than
 ``limits.preemptions_per_request_max``: after that it is *protected*, seated only with all it may need
 (``Admission.promise_tokens``), and takes from any unprotected one. Two big ones cannot push each other out for ever.
+Who waits for its client gives way to anybody, however often, and that is not counted: else a slow client could earn
+itself protection, and hold up all others with blocks that compute nothing.
 
 Pure functions over small views of what runs; the caller carries out what they say.
 """
@@ -82,20 +84,20 @@ def choose(
     may = [
         one
         for one in running
-        if one is not asking and not protected(one, limits) and (one.paused or safe or seniority(one) > rank)
+        if one is not asking and (one.paused or (not protected(one, limits) and (safe or seniority(one) > rank)))
     ]
     victims = _enough(may, wanted)
     return Verdict(tuple(victims)) if victims is not None else Verdict(yields=True)
 
 
-def displace(running: Iterable[One], missing_blocks: int, coming_back_blocks: int, limits: Limits) -> Verdict[One]:
+def displace(running: Iterable[One], missing_blocks: int, coming_back_blocks: int) -> Verdict[One]:
     """Who makes way for a request that waits for its seat: only those that wait for their clients, so that no slow
     client holds up another. ``yields``: they would not be enough; the waiting one goes on waiting.
     """
     wanted = missing_blocks - coming_back_blocks
     if wanted <= 0:
         return Verdict()
-    victims = _enough([one for one in running if one.paused and not protected(one, limits)], wanted)
+    victims = _enough([one for one in running if one.paused], wanted)
     return Verdict(tuple(victims)) if victims is not None else Verdict(yields=True)
 
 
@@ -118,11 +120,12 @@ def cheaper_way(
 def _enough(may: Sequence[One], wanted: int) -> list[One] | None:
     """As few as give ``wanted`` blocks, the paused first, then from the least senior on; None if all are too few."""
     chosen: list[One] = []
-    ranked = [(one.paused, seniority(one), one) for one in may if one.own_blocks > 0]
+    ranked = [(one.paused, seniority(one), one) for one in may]
     ranked.sort(key=itemgetter(0, 1), reverse=True)
     for _, _, one in ranked:
         if wanted <= 0:
             break
-        chosen.append(one)
-        wanted -= one.own_blocks
+        if own := one.own_blocks:  # counting them costs more than all else: only of those whose turn it is
+            chosen.append(one)
+            wanted -= own
     return chosen if wanted <= 0 else None

@@ -123,6 +123,10 @@ class _All(Collector):
         yield GaugeMetricFamily("baton_kv_blocks_total", "KV cache blocks.", now.kv_blocks_total)
         yield GaugeMetricFamily("baton_kv_blocks_free", "KV cache blocks in no use.", now.kv_blocks_free)
         yield GaugeMetricFamily("baton_kv_blocks_cached", "KV cache blocks kept for reuse.", now.kv_blocks_cached)
+        gave_way = CounterMetricFamily("baton_preemptions", "Times a request gave way to others.", labels=["way"])
+        gave_way.add_metric(["recompute"], now.preemptions_recompute)
+        gave_way.add_metric(["swap"], now.preemptions_swap)
+        yield gave_way
         ledger = GaugeMetricFamily("baton_ledger_blocks", "KV blocks, by the line of the ledger.", labels=["line"])
         for line, blocks in now.ledger.items():
             ledger.add_metric([line], blocks)

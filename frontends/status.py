@@ -24,6 +24,8 @@ class Gauges:
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     kv_blocks_cached: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
     ledger_growth: int = 0
     ledger_resume: int = 0
     ledger_headroom: int = 0

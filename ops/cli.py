@@ -30,6 +30,7 @@ SERVE_FLAGS = {
     "--weights": "Type the weights are kept in: bfloat16 or float32.",
     "--kv-memory": "Memory for the KV cache, e.g. 4GiB.",
     "--kv-blocks": "Blocks of the KV cache, instead of --kv-memory.",
+    "--swap-memory": "Host memory for requests that gave way, e.g. 4GiB; 0 is none.",
     "--max-step-tokens": "Most tokens one step computes.",
     "--admission": "What a request is promised of the KV cache: reserve, optimistic or predicted.",
     "--order": "Who is served first: arrival, priority, shortest, prefix or deadline.",

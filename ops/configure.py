@@ -157,9 +157,10 @@ def checked(name: str, given: Given) -> object:
         raise wrong from None
     if isinstance(value, float) and not math.isfinite(value):
         raise wrong
-    if name == "kv_memory" and isinstance(value, str):
+    if name in ("kv_memory", "swap_memory") and isinstance(value, str):
         try:
-            size_bytes(value)
+            if (name, value.strip()) != ("swap_memory", "0"):  # none
+                size_bytes(value)
         except ValueError:
             raise ConfigurationError(f"{given.source}: {name} must be a size like 4GiB, got {value!r}") from None
     if struct is Limits and not (isinstance(value, int | float) and value > 0):

@@ -36,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str | None = None
     kv_blocks: Count | None = None
+    swap_memory: str = "0"  # of the host, for the KV blocks of requests that gave way
     max_step_tokens: Count | None = None  # short for limits.step_tokens_max
     threads: Count | None = None
     prefix_cache: bool = True
@@ -52,7 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def size_bytes(text: str) -> int:
-    """The bytes meant by a size such as "512MiB", "4 GB" or "1073741824"; ValueError where it is none."""
+    """The bytes meant by a size such as "512MiB", "4 GB" or "1073741824"; ValueError where it is none, or nothing."""
     number, unit = text.strip(), ""
     for at, char in enumerate(number):
         if not (char.isdigit() or char == "."):
@@ -64,6 +65,12 @@ def size_bytes(text: str) -> int:
     if size < 1:
         raise ValueError("a size must be positive")
     return size
+
+
+def swap_bytes(settings: Settings) -> int:
+    """The bytes of host memory that blocks may be swapped to; 0 is none."""
+    text = settings.swap_memory
+    return 0 if text.strip() == "0" else size_bytes(text)
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from baton.engine.effects import Effect, Plan, Send, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Halt, KVLayout, Life, Role, WorkerHello
 from baton.ipc.records import ring_holds
-from baton.workers.config import Card, Settings, size_bytes
+from baton.workers.config import Card, Settings, size_bytes, swap_bytes
 from baton.workers.exhausted import out_of_memory, say_so
 from baton.workers.fake import ScriptedRunner
 from baton.workers.process import Process, StartError
@@ -29,6 +29,7 @@ SCRIPTED_BLOCK_TOKENS = 16
 #: before any step was timed: slow enough that no machine's first long step is taken for a hang
 TOKEN_NS_GUESS = 10e6
 SCRIPTED_BLOCKS = 16384
+SCRIPTED_BLOCK_BYTES = 8 * SCRIPTED_BLOCK_TOKENS  # of a list, a reference a token
 SCRIPTED_WEIGHTS = "scripted"
 AHEAD_MAX = 2  # steps begun and not collected, on a device that works by itself
 
@@ -216,8 +217,12 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
     ``phase`` is told when the weights are there and the first steps are tried.
     """
     if settings.worker == "scripted":
-        layout = KVLayout(SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, 0, 0, 0, 0, "none")
-        return ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens), layout, SCRIPTED_WEIGHTS
+        layout = KVLayout(
+            SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, SCRIPTED_BLOCK_BYTES, 0, 0, 0, "none"
+        )
+        hosts = swap_bytes(settings) // layout.block_bytes
+        scripted = ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens, host_blocks=hosts)
+        return scripted, layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
     from baton.workers.runner import Runner, has_device
@@ -233,6 +238,8 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             weights=settings.weights,
             blocks=settings.kv_blocks,
             kv_bytes=kv_bytes,
+            swap_bytes=swap_bytes(settings),
+            verify_swaps=settings.log_level == "debug",
             threads=settings.threads,
             device=settings.device,
             vocab=card.vocab,

@@ -117,12 +117,14 @@ class Engine:
         block_tokens: int = 4,
         in_flight: int = 1,
         policies: Policies | None = None,
+        host_blocks: int = 0,
     ) -> None:
         limits = msgspec.structs.replace(limits or Limits(), steps_in_flight_max=in_flight)
         self.board = make_board(64)
         self.tape = Tape()
         self.core = SchedulerCore(address(Role.SCHEDULER), self.board, self.tape, (END,), limits, policies or PLAIN)
         self.block_tokens = block_tokens
+        self.host_blocks = host_blocks
         self.now_ns = 0
         self.waiting: deque[Plan] = deque()
         self.plans: list[Plan] = []
@@ -131,12 +133,13 @@ class Engine:
 
     def start_worker(self, incarnation: int, blocks: int) -> list[Effect]:
         """Another worker fills the place, with an empty cache, and says hello."""
-        self.runner = ScriptedRunner(VOCAB, blocks, self.block_tokens, 1 << 30)
+        self.runner = ScriptedRunner(VOCAB, blocks, self.block_tokens, 1 << 30, host_blocks=self.host_blocks)
         self.worker = WorkerCore(0, (incarnation,), self.block_tokens)
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
         me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
-        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most))
+        hosts = self.host_blocks
+        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most, host_blocks=hosts))
 
     @property
     def plan(self) -> Plan | None:

@@ -56,9 +56,9 @@ def test_those_that_wait_for_their_clients_go_before_all_others() -> None:
     asking, paused, younger = One(0, 5), One(1, 1, priority=-3, paused=True), One(2, 9)
     assert slots(choose(asking, [paused, asking, younger], 4, 0, LIMITS)) == [1]
     assert slots(choose(asking, [paused, asking, younger], 8, 0, LIMITS)) == [1, 2]
-    assert slots(displace([paused, younger], 4, 0, LIMITS)) == [1]
-    assert displace([paused, younger], 5, 0, LIMITS).yields
-    assert displace([paused, younger], 4, 4, LIMITS) == Verdict()
+    assert slots(displace([paused, younger], 4, 0)) == [1]
+    assert displace([paused, younger], 5, 0).yields
+    assert displace([paused, younger], 4, 4) == Verdict()
 
 
 def test_blocks_that_are_coming_back_count_first() -> None:
@@ -76,7 +76,12 @@ def test_the_protected_never_give_way_and_take_from_their_seniors() -> None:
     safe, old = One(0, 9, preemptions=OFTEN), One(1, 1)
     assert choose(One(2, 0), [safe], 1, 0, LIMITS).yields
     assert slots(choose(safe, [old], 1, 0, LIMITS)) == [1]
-    assert displace([One(3, 9, preemptions=OFTEN, paused=True)], 1, 0, LIMITS).yields
+
+
+def test_protection_is_not_for_those_that_wait_for_their_clients() -> None:
+    slow = One(3, 9, preemptions=OFTEN, paused=True)
+    assert slots(displace([slow], 1, 0)) == [3]
+    assert slots(choose(One(4, 10), [slow], 1, 0, LIMITS)) == [3]
 
 
 ones_ = st.builds(
@@ -96,8 +101,9 @@ def test_a_verdict_keeps_the_rules(asking: One, others: list[One], missing: int,
         one.slot = slot
     verdict = choose(asking, [asking, *others], missing, coming, LIMITS)
     victims = verdict.victims
-    assert asking not in victims and not any(protected(one, LIMITS) for one in victims)
+    assert asking not in victims
     for one in victims:
+        assert one.paused or not protected(one, LIMITS)
         assert one.paused or protected(asking, LIMITS) or seniority(one) > seniority(asking)
     freed = sum(one.own_blocks for one in victims) + coming
     assert verdict.yields or freed >= missing

@@ -57,7 +57,7 @@ async def opened(directory: Path, limits: Limits | None = None, **settings: Any)
     limits = limits or Limits()
     engine, doors, client = Engine(limits), Doors(), aiohttp.ClientSession()
     engine.observe = doors.observe
-    sources = Sources(lambda: built.status, lambda: Gauges(3, 4, 100, 50, 25), [words()])
+    sources = Sources(lambda: built.status, lambda: Gauges(3, 4, 100, 50, 25, 6, 7), [words()])
     built = House(engine, doors, {}, Status(True, "ready"), sources, client)
     before = asyncio.all_tasks()
     try:

@@ -345,6 +345,8 @@ async def test_metrics_count_what_happened(house: House) -> None:
         "baton_kv_blocks_total 100.0",
         "baton_kv_blocks_free 50.0",
         "baton_kv_blocks_cached 25.0",
+        'baton_preemptions_total{way="recompute"} 6.0',
+        'baton_preemptions_total{way="swap"} 7.0',
         'baton_requests_total{reason="stop"} 1.0',
         'baton_requests_refused_total{door="http",status="400"} 1.0',
         'baton_ignored_parameters_total{door="http"} 1.0',

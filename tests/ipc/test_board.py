@@ -132,17 +132,19 @@ def test_the_life_table() -> None:
 
 def test_the_gauges() -> None:
     board = make()
-    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 8, 9))
+    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 8, 9, 10, 11))
     assert board.gauges() == {
         "requests_running": 1,
         "requests_waiting": 2,
         "kv_blocks_total": 30,
         "kv_blocks_free": 4,
         "kv_blocks_cached": 5,
-        "ledger_growth": 6,
-        "ledger_resume": 7,
-        "ledger_headroom": 8,
-        "ledger_swapped": 9,
+        "preemptions_recompute": 6,
+        "preemptions_swap": 7,
+        "ledger_growth": 8,
+        "ledger_resume": 9,
+        "ledger_headroom": 10,
+        "ledger_swapped": 11,
     }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.limits import Limits
 from baton.ops.configure import ConfigurationError, configure, known_settings
-from baton.workers.config import Settings, size_bytes
+from baton.workers.config import Settings, size_bytes, swap_bytes
 
 
 def write(path: Path, text: str) -> str:
@@ -105,6 +105,7 @@ def test_kubernetes_service_links_are_explained() -> None:
         ("threads", "0", "threads must be an integer of at least 1, got '0'"),
         ("dtype", "int4", "dtype must be one of bfloat16, float32, got 'int4'"),
         ("kv_memory", "plenty", "kv_memory must be a size like 4GiB, got 'plenty'"),
+        ("swap_memory", "0GiB", "swap_memory must be a size like 4GiB, got '0GiB'"),
         ("trace_sample_ratio", "nan", "trace_sample_ratio must be a number from 0 to 1, got 'nan'"),
         ("scripted_step_ms", "inf", "got 'inf'"),
         ("prefix_cache", "maybe", "prefix_cache must be true or false, got 'maybe'"),
@@ -138,6 +139,12 @@ def test_two_ways_to_size_the_cache_exclude_each_other_within_one_source(tmp_pat
     configured = configure({"kv_blocks": "7"}, {}, file)
     assert (configured.settings.kv_memory, configured.settings.kv_blocks) == (None, 7)
     assert configured.sources["kv_memory"] == "default"
+
+
+def test_swap_memory_may_be_none_or_a_size() -> None:
+    assert [swap_bytes(Settings(swap_memory=text)) for text in ("0", " 0 ", "2KiB")] == [0, 0, 2048]
+    assert swap_bytes(Settings()) == 0
+    assert configure({"swap_memory": "0"}, {}).settings.swap_memory == "0"
 
 
 def test_sizes() -> None:

@@ -33,7 +33,7 @@ from tests.sim.forger import forged
 from tests.sim.members import Exhaustible, Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, make_ranked_wishes, make_shape, policy_settings
+from tests.sim.script import MS, make_ranked_wishes, make_shape, policy_settings, with_swap
 from tests.sim.visitors import Visitor
 
 Made = tuple[StepRunner, KVLayout, str]
@@ -54,7 +54,7 @@ class Host:
         shape = make_shape(rng)
         self.places = places_of(shape)
         self.faults = make_faults(rng, self.places, shape)
-        self.shape = shape = replace(shape, limits=limits_of(rng, shape, self.faults), repeats=False)
+        self.shape = shape = with_swap(seed, replace(shape, repeats=False), limits_of(rng, shape, self.faults))
         self.record = record
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)

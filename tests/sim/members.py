@@ -107,7 +107,9 @@ class Exhaustible:
     def __init__(self, member: Member, shape: Shape) -> None:
         sizes = (VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens)
         most = shape.tokens_per_row_max
-        self._runner = runner = ScriptedRunner(*sizes, faulty=shape.faulty, tokens_per_row_max=most)
+        self._runner = runner = ScriptedRunner(
+            *sizes, faulty=shape.faulty, tokens_per_row_max=most, host_blocks=shape.host_blocks
+        )
         self.asynchronous = member.host.seed % 3 == 0 and not shape.poison
         self._member = member
         self._poisoned = shape.poison

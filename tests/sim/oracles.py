@@ -62,6 +62,7 @@ class Oracles:
         if isinstance(process.core, SchedulerCore):
             self._busy(process.core)
             self._counted(process.core)
+            self._placed(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
         for row in self.world.board.rows():
@@ -127,6 +128,16 @@ class Oracles:
             if client.wish.params.stop:
                 known = min(known, len(truth))
             self.check(seq.output[:known] == truth[:known], f"{client}: {seq.output} is counted, the truth is {truth}")
+
+    def _placed(self, core: SchedulerCore) -> None:
+        """A request's tokens are in one place, and each block of the host is free or one waiting request's."""
+        pool, held = core.batcher.pool, [seq for seq in core.sequences.values() if seq.host_blocks]
+        swapped = [block for seq in held for block in seq.host_blocks]
+        both = [seq.held.slot for seq in held if seq.blocks or seq in core.batcher.running]
+        self.check(not both, f"slots {both} run, and have blocks on the host")
+        self.check(len(set(swapped)) == len(swapped), f"host blocks {swapped} have two holders")
+        taken = pool.host.total - pool.host.free if pool is not None else 0
+        self.check(len(swapped) == taken, f"{taken} host blocks are taken, {len(swapped)} are somebody's")
 
     def step(self, worker: int, plan: Plan, rows: list[StepRow]) -> None:
         """A step in flight: made for this worker; none of its blocks may be free or somebody else's meanwhile."""

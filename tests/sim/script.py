@@ -56,6 +56,7 @@ class Shape:
     tokens_per_row_max: int  # so many tokens a step may yield for one request
     ranks: int = 1
     policies: Policies = field(default_factory=Policies)
+    host_blocks: int = 0
 
     @property
     def capacity(self) -> int:
@@ -216,6 +217,17 @@ def make_policies(seed: int) -> Policies:
 def policy_settings(seed: int) -> dict[str, Any]:
     """The same as settings of a server."""
     return msgspec.structs.asdict(make_policies(seed))
+
+
+def with_swap(seed: int, shape: Shape, limits: Limits) -> Shape:
+    """The same world under these limits; two of three have swap space, whose use seems cheap, dear, or now one and now
+    the other. It has chance of its own, so that the rest of the world stays as it is.
+    """
+    rng = random.Random(f"swap {seed}")
+    if rng.random() < 1 / 3:
+        return replace(shape, limits=limits)
+    limits = msgspec.structs.replace(limits, swap_prior_bytes_per_s=rng.choice((1, 300, 1 << 40, 1 << 40)))
+    return replace(shape, limits=limits, host_blocks=rng.choice((2, shape.blocks // 2, 4 * shape.blocks)))
 
 
 def make_wishes(

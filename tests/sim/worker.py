@@ -41,6 +41,7 @@ class Worker:
         self.runner = ScriptedRunner(
             *(VOCAB, shape.blocks, shape.block_tokens, shape.mean_tokens, 300_000, 20_000, shape.faulty),
             shape.tokens_per_row_max,
+            host_blocks=shape.host_blocks,
         )
 
     @property
@@ -54,7 +55,8 @@ class Worker:
         self.core.join(self._group())
         layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
         of_a_row, group = shape.tokens_per_row_max, self.core.group
-        frame = WorkerHello(self.me, self.me.index, group, layout, "w", VOCAB, shape.context_tokens, of_a_row)
+        of_the_model = (layout, "w", VOCAB, shape.context_tokens, of_a_row)
+        frame = WorkerHello(self.me, self.me.index, group, *of_the_model, host_blocks=shape.host_blocks)
         self.world.send(self.me.place, self.incarnation, (Role.SCHEDULER, 0), frame)
         if before != self.core.group:
             self._next()

@@ -45,11 +45,12 @@ from baton.ipc.board import Board
 from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Ready, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
+from tests.sim import script
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_policies, make_ranked_wishes, make_shape, tokenize
+from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -91,8 +92,9 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        ranks, policies = random.Random(~seed).choice((1, 1, 1, 2, 3)), make_policies(seed)
-        self.shape = replace(make_shape(self.rng), ranks=ranks, policies=policies)
+        ranks, shape = random.Random(~seed).choice((1, 1, 1, 2, 3)), make_shape(self.rng)
+        shape = script.with_swap(seed, shape, shape.limits)
+        self.shape = replace(shape, ranks=ranks, policies=script.make_policies(seed))
         self.now = 0
         self.events = 0
         self.last_event_ns = 0

@@ -14,13 +14,13 @@ from tests.workers.workloads import House, Played, Request, closeness, play, wor
 BLOCKS = 96
 NEAR = 1e-4
 
-ALONE = Policies(prefix_cache=False)
+ALONE = Policies(prefix_cache=False, admission="optimistic")
 UNDISTURBED = House("undisturbed", BLOCKS, Limits(step_tokens_max=4096, steps_in_flight_max=1), ALONE)
 HOUSES = [
     House("chunks", BLOCKS, Limits(step_tokens_max=13, steps_in_flight_max=1), ALONE),
     House("cached and ahead", BLOCKS, Limits(step_tokens_max=4096)),
     House("tight", 4, Limits(step_tokens_max=29, steps_in_flight_max=1), ALONE),
-    House("tight, cached, ahead, in chunks", 4, Limits(step_tokens_max=29)),
+    House("tight, cached, ahead, in chunks", 4, Limits(step_tokens_max=29), Policies(admission="optimistic")),
 ]
 
 
