@@ -109,6 +109,7 @@ class Answer:
             *(door, reason, finish.stop_reason, finish.tail, finish.completion_tokens, finish.prompt_tokens),
             finish.failure,
             finish.cached_tokens,
+            finish.prompt_scores,
         )
 
     @property
@@ -152,6 +153,7 @@ class Answers:
     def end(self, answer: Answer, finish: Finish, now_ns: int) -> None:
         """It has ended; others give way for it, or it is too large itself. Who listens to one still hears its rest."""
         answer.finish, answer.idle_ns = finish, now_ns
+        answer.scores_bytes += sum(_SCORED_BYTES + _CANDIDATE_BYTES * len(told.top) for told in finish.prompt_scores)
         if not answer.repeatable:
             self.forget_key(answer)
         self.running.pop(answer.door, None)

@@ -22,7 +22,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``temperature`` below 1e-5 is greedy; ``top_k`` 0 or -1 is off; ``end_ids`` are the ids that set the end flag
     (empty where the end of sequence is ignored) and are not chosen at output positions below ``min_tokens``.
     ``allowed_ids`` is a bit an id, the lowest of the first byte is id 0; ``bad_ids`` are sequences of ids whose last
-    one is not chosen after the others. With each token come ``top_logprobs`` of the likeliest ones.
+    one is not chosen after the others. With each token come ``top_logprobs`` of the likeliest ones, with each of the
+    prompt's its own log-probability and ``prompt_logprobs`` of the likeliest, unless that is None.
     """
 
     temperature: float
@@ -40,6 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bad_ids: tuple[tuple[int, ...], ...] = ()
     choice: int = 0
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
 
     @property
     def penalised(self) -> bool:
@@ -75,6 +77,7 @@ def sampling_of(params: Params, model_end_ids: tuple[int, ...]) -> Sampling:
         p.bad_ids,
         p.choice,
         p.top_logprobs,
+        p.prompt_logprobs,
     )
 
 
@@ -91,7 +94,9 @@ class StepRow(msgspec.Struct, gc=False):
     ``blocks`` is the sequence's block table and covers ``start + len(tokens)`` tokens. With ``sample`` one token is
     chosen after the last of them; ``position`` is its place in the output (0 is the first generated token) and
     ``history`` what came before, where the sampling needs it. The last token may be ``UNKNOWN`` where a step is
-    launched before the one before it was collected.
+    launched before the one before it was collected. ``targets`` are the prompt's own tokens after each of the first
+    ``tokens``, where their log-probabilities are wanted; the runner leaves ``prompt_scores`` for them, entries as in
+    ``engine.scores``.
     """
 
     slot: int
@@ -102,6 +107,8 @@ class StepRow(msgspec.Struct, gc=False):
     position: int
     sampling: Sampling
     history: History | None = None
+    targets: list[int] = []
+    prompt_scores: bytes = b""
 
 
 class Sampled(msgspec.Struct, gc=False):

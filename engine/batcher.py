@@ -17,7 +17,7 @@ from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
 from baton.engine.pace import Pace
 from baton.engine.policies import Policies
-from baton.engine.preemption import Preemption, own_blocks
+from baton.engine.preemption import WAYS, Preemption, own_blocks
 from baton.engine.seating import Seating, freed_blocks, held_blocks
 from baton.engine.sequence import Sequence
 
@@ -52,6 +52,15 @@ class Batcher:
     def preemptions(self) -> int:
         """How often anybody gave way."""
         return self.preemption.counts.total()
+
+    def gauges(self) -> tuple[int, ...]:
+        """What is shown of it (``ipc.board.GAUGE_NAMES``)."""
+        pool = self.pool
+        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
+        tokens = pool.capacity_tokens if pool is not None else 0
+        promised = self.seating.promised() if pool is not None else (0, 0, 0, 0)
+        gave_way = (self.preemption.counts[way] for way in WAYS)
+        return (len(self.running), len(self.waiting), *blocks, *gave_way, tokens, *promised)
 
     def greeted(self, pool: BlockPool, memory: Memory) -> None:
         """Workers are there, with an empty cache."""

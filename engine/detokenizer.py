@@ -13,7 +13,7 @@ from baton.engine.buggify import buggify
 from baton.engine.effects import Doorbell, Effect, Send, TokenRecord, TokenRing
 from baton.engine.limits import Limits
 from baton.engine.ownership import Board, Held, Ownership
-from baton.engine.scores import unpack
+from baton.engine.scores import PromptRecord, news, unpack, unpack_entries
 from baton.engine.stopping import counts, ending
 from baton.engine.text import TextState, TokenTable
 from baton.ipc.frames import (
@@ -27,6 +27,8 @@ from baton.ipc.frames import (
     Lease,
     Life,
     Piece,
+    PromptPiece,
+    PromptScored,
     Recall,
     Returned,
     Role,
@@ -38,12 +40,16 @@ from baton.ipc.frames import (
 
 @dataclass(slots=True)
 class Leased:
-    """One lease. ``seen`` output tokens are known, ``sent`` of them have left as text, ``park`` is where it ends."""
+    """One lease. ``seen`` output tokens are known, ``sent`` of them have left as text, ``park`` is where it ends.
+
+    Of ``prompt_told`` tokens of the prompt, beginning with its second, everything was told.
+    """
 
     lease: Lease
     state: TextState
     seen: int = 0
     sent: int = 0
+    prompt_told: int = 0
     park: int | None = None
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -61,7 +67,7 @@ class DetokenizerCore:
         self.table = table
         self.hands = Ownership(board, me, limits.request_spans_max)
         self.leases: dict[int, Leased] = {}
-        self.early: dict[int, list[TokenRecord]] = {}
+        self.early: dict[int, list[TokenRecord | PromptRecord]] = {}
         self.flushing: dict[int, tuple[Held, Flush]] = {}
         self._touched: dict[int, Leased] = {}
 
@@ -111,6 +117,7 @@ class DetokenizerCore:
             return
         leased = Leased(event, TextState(self.table, event.params), sent=event.base)
         self.leases[event.slot] = leased
+        self._tell_prompt(leased, event.prompt_scores, out)
         count = len(event.token_ids)
         logprobs, tops = event.logprobs or [0.0] * count, event.tops or [b""] * count
         for token, logprob, top in zip(event.token_ids, logprobs, tops, strict=True):
@@ -121,12 +128,14 @@ class DetokenizerCore:
 
     def _drain(self, now_ns: int, out: list[Effect]) -> None:
         for done in self.ring.read():
+            for prompt in done.prompts:
+                self._record(prompt, out)
             for record in done.records:
                 self._record(record, out)
                 if record.slot in self.flushing:
                     self._try_close(record.slot, now_ns, out)
 
-    def _record(self, record: TokenRecord, out: list[Effect]) -> None:
+    def _record(self, record: TokenRecord | PromptRecord, out: list[Effect]) -> None:
         leased = self.leases.get(record.slot)
         if leased is None or (leased.lease.generation, leased.lease.run) < (record.generation, record.run):
             if self._alive(record.slot, record.generation, record.run):
@@ -136,6 +145,9 @@ class DetokenizerCore:
                 early.append(record)
             else:
                 self.hands.counts["skipped_records"] += 1
+        elif isinstance(record, PromptRecord):
+            lease, top = leased.lease, leased.lease.params.prompt_logprobs
+            self._tell_prompt(leased, news(record, lease.generation, lease.run, leased.prompt_told, top), out)
         elif counts(record, leased.lease.generation, leased.lease.run, leased.seen):
             self._push(leased, record.token, record.flags, record.logprob, record.tops, out)
         else:
@@ -182,6 +194,19 @@ class DetokenizerCore:
             out.append(Send(Role.SCHEDULER, 0, stop))
         elif ending(flags, leased.seen, lease.params.max_tokens) is not None:
             leased.park = leased.seen
+
+    def _tell_prompt(self, leased: Leased, entries: bytes, out: list[Effect]) -> None:
+        """Send what is new of the prompt, at once, so that it is there before any text."""
+        lease, top = leased.lease, leased.lease.params.prompt_logprobs
+        if not entries or top is None:
+            return
+        bytes_of, told = self.table.bytes_of, list[PromptScored]()
+        for rank, ((token, logprob), *others) in unpack_entries(entries, top):
+            likeliest = [Candidate(other, score, bytes_of(other)) for other, score in others]
+            told.append(PromptScored(token, logprob, bytes_of(token), rank, likeliest))
+        piece = PromptPiece(lease.slot, lease.generation, lease.run, leased.prompt_told + 1, told)
+        leased.prompt_told += len(told)
+        out.append(Send(Role.FRONTEND, lease.home.index, Text([], [piece])))
 
     def _scored(self, token: int, tops: bytes) -> Scored:
         """The bytes behind a token's log-probability, and behind those of the likeliest ones in its place."""

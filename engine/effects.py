@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 
 from baton.engine.batch import Sampling
-from baton.ipc.frames import AnyFrame, Failure, Params, Prompt, Role, Scored, Terms
+from baton.engine.scores import PromptRecord
+from baton.ipc.frames import AnyFrame, Failure, Params, Prompt, PromptScored, Role, Scored, Terms
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -141,11 +142,12 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepDone(msgspec.Struct, frozen=True, gc=False):
-    """What one step put into the token ring."""
+    """What one step put into the token ring. A prompt's entries are all there before its first output token is."""
 
     incarnation: int
     step: int
     records: list[TokenRecord]
+    prompts: list[PromptRecord] = []
 
 
 class Doorbell(msgspec.Struct, frozen=True, gc=False):
@@ -269,7 +271,10 @@ class Deliver(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """To the door: the end. Before a ``Begin`` it is a refusal if ``failure`` is set."""
+    """To the door: the end. Before a ``Begin`` it is a refusal if ``failure`` is set.
+
+    ``prompt_scores`` are of the prompt's second token and those after it, where they were asked for and computed.
+    """
 
     door: int
     reason: str
@@ -279,6 +284,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False, tag=True):
     prompt_tokens: int
     failure: Failure | None
     cached_tokens: int = 0
+    prompt_scores: list[PromptScored] = []
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -7,14 +7,12 @@ events (``Open``, ``Taken``, ``Gone``, ``Answered``) and hear from it in effects
 
 from __future__ import annotations
 
-import msgspec
-
 from baton.engine.buggify import buggify
 from baton.engine.effects import Answered, Begin, Deliver, Effect, Finish, Gone, Open, Send, Taken, Tick, Wake
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
 from baton.engine.states import STATE_NAMES
-from baton.engine.stream import Stream, out_of_time, settle
+from baton.engine.stream import FULL, LOST, STOPPING, Stream, out_of_time, settle
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -29,6 +27,7 @@ from baton.ipc.frames import (
     Life,
     Piece,
     Prompt,
+    PromptPiece,
     Recall,
     Returned,
     Role,
@@ -36,11 +35,6 @@ from baton.ipc.frames import (
     Submit,
     Text,
 )
-
-#: what a client is told when the engine itself failed
-LOST = Failure(500, "server_error", "the request was interrupted too often and was given up", None, "interrupted")
-STOPPING = Failure(503, "server_error", "the server is shutting down", None, "shutting_down")
-FULL = Failure(429, "rate_limit_error", "too many requests are open; try again later", None, "overloaded")
 
 
 class FrontendCore:
@@ -79,6 +73,9 @@ class FrontendCore:
         out: list[Effect] = []
         match event:
             case Text():
+                for prompt in event.prompts:
+                    if (stream := self._hearer(prompt)) is not None:
+                        stream.tell_prompt(prompt)
                 for piece in event.pieces:
                     self._text(piece, now_ns, out)
             case Taken():
@@ -149,13 +146,10 @@ class FrontendCore:
         key = self.hands.give(held, Role.TOKENIZER, index, "tokenizing", now_ns, out)
         stream.held, stream.submitted = None, key.epoch
         stream.granted = stream.taken + self.limits.mailbox_tokens_max
-        prompt = opened.prompt
-        if stream.prompt_ids is not None:
-            prompt = Prompt(token_ids=stream.prompt_ids)
+        prompt = opened.prompt if stream.prompt_ids is None else Prompt(token_ids=stream.prompt_ids)
         stream.early.clear()
-        delivered = list(stream.delivered)
-        params = msgspec.structs.replace(opened.params, choice=stream.choice) if stream.choice else opened.params
-        submit = Submit(key, self.me, stream.trace, opened.terms, params, prompt, delivered, stream.granted)
+        what = (opened.terms, stream.params(opened.params), prompt, list(stream.delivered), stream.granted)
+        submit = Submit(key, self.me, stream.trace, *what)
         out.append(Send(Role.TOKENIZER, index, submit))
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:
@@ -186,10 +180,16 @@ class FrontendCore:
 
     # -------------------------------------------------------------------------------- text, credit, the end
 
-    def _text(self, piece: Piece, now_ns: int, out: list[Effect]) -> None:
+    def _hearer(self, piece: Piece | PromptPiece) -> Stream | None:
         stream = self._stream(piece.slot, piece.generation)
         if stream is None or stream.orphan or stream.finish is not None or piece.run <= stream.submitted:
             self.hands.counts["old_text"] += 1
+            return None
+        return stream
+
+    def _text(self, piece: Piece, now_ns: int, out: list[Effect]) -> None:
+        stream = self._hearer(piece)
+        if stream is None:
             return
         if not stream.began:
             stream.early.append(piece)  # Admitted, which brings the prompt's ids, is on its way from the scheduler
@@ -263,8 +263,8 @@ class FrontendCore:
             stream.release_ns = now_ns - stream.cancelled_ns
         prompt_tokens = len(stream.prompt_ids or [])
         door = stream.door if stream.door is not None else -1
-        counted = (len(stream.delivered), prompt_tokens)
-        stream.finish = Finish(door, reason, stop_reason, tail, *counted, failure, stream.cached_tokens)
+        why = (reason, stop_reason, tail, len(stream.delivered), prompt_tokens, failure)
+        stream.finish = Finish(door, *why, stream.cached_tokens, stream.prompt_scores)
         if stream.door is not None:
             out.append(stream.finish)
             stream.progress_ns = now_ns

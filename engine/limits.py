@@ -19,6 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     messages_max: int = 2048
     choices_max: int = 128
     top_logprobs_max: int = 20
+    prompt_logprobs_max: int = 20
     scores_per_request_max: int = 1 << 18
     stop_strings_max: int = 16
     stop_string_chars_max: int = 256

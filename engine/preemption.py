@@ -8,7 +8,7 @@ nobody else. When it comes back, those that are still found in the pool are shar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from baton.engine.blocks import BlockPool
@@ -16,6 +16,7 @@ from baton.engine.limits import Limits
 from baton.engine.sequence import Sequence
 from baton.engine.steptime import StepTime, Transfer
 from baton.engine.victims import Way, cheaper_way, choose
+from baton.ipc.frames import WorkerHello
 
 WAYS: tuple[Way, ...] = ("recompute", "swap")
 
@@ -72,12 +73,15 @@ class Preemption:
         self.transfer: Transfer | None = None
         self.counts: Counter[Way] = Counter()
 
-    def greeted(self, host_blocks: int, block_bytes: int) -> None:
-        """Workers are there with so much swap space; how fast they move blocks of this size stays known."""
-        if not host_blocks:
-            self.transfer = None
-        elif self.transfer is None or self.transfer.block_bytes != block_bytes:
-            self.transfer = Transfer(block_bytes, self.limits)
+    def greeted(self, ranks: Collection[WorkerHello]) -> None:
+        """Workers are there. The slowest of them says how fast blocks move, or, where one did not measure it, the
+        limits say what is believed.
+        """
+        block_bytes = max(hello.layout.block_bytes for hello in ranks)
+        bytes_per_s = min(hello.swap_bytes_per_s for hello in ranks)
+        self.transfer = Transfer(block_bytes, self.limits) if all(hello.host_blocks for hello in ranks) else None
+        if self.transfer is not None and bytes_per_s:
+            self.transfer.observe(1, block_bytes / bytes_per_s)
 
     def protected(self, seq: Sequence) -> bool:
         """Whether it has given way to others as often as it must."""

@@ -18,7 +18,6 @@ from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
-from baton.engine.preemption import WAYS
 from baton.engine.prefix import Chain, root
 from baton.engine.seating import memory_of
 from baton.engine.sequence import End, Sequence
@@ -120,11 +119,7 @@ class SchedulerCore:
 
     def _publish(self) -> None:
         """Show the gauges to whoever reads the board."""
-        batcher, pool = self.batcher, self.batcher.pool
-        blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
-        promised = batcher.seating.promised() if pool is not None else (0, 0, 0, 0)
-        gave_way = (batcher.preemption.counts[way] for way in WAYS)
-        self.board.set_gauges((len(batcher.running), len(batcher.waiting), *blocks, *gave_way, *promised))
+        self.board.set_gauges(self.batcher.gauges())
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -136,7 +131,6 @@ class SchedulerCore:
         sampling = sampling_of(p, self.end_ids)
         base = len(event.delivered)
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
-        seq.tops = [b""] * base if p.top_logprobs else []
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
         self.batcher.add(seq, now_ns)
@@ -197,7 +191,7 @@ class SchedulerCore:
             hosts = min(hello.host_blocks for hello in self.ranks.values())
             pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
             self.batcher.greeted(pool, memory_of(self.ranks.values()))
-            self.batcher.preemption.greeted(hosts, event.layout.block_bytes)
+            self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
@@ -276,6 +270,9 @@ class SchedulerCore:
         return hello.address.incarnation if hello is not None else 0
 
     def _count(self, done: StepDone, now_ns: int, out: list[Effect]) -> None:
+        for prompt in done.prompts:
+            if (seq := self.sequences.get(prompt.slot)) is None or not seq.tell_prompt(prompt):
+                self.counts["skipped_prompts"] += 1
         for record in done.records:
             seq = self.sequences.get(record.slot)
             length = 0 if seq is None else len(seq.output)
@@ -373,7 +370,7 @@ class SchedulerCore:
             if not seq.started:
                 seq.started = True
                 tokens = seq.handed.prompt_ids + seq.output
-                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling))
+                starts.append(Start(held.slot, held.generation, seq.run, tokens, seq.prompt_tokens, seq.sampling_now))
                 self.hands.move(held, "prefilling", now_ns, out)
             sample = seq.planned + count == seq.tokens
             told, seq.told_blocks = seq.told_blocks, len(seq.blocks)

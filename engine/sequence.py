@@ -10,6 +10,7 @@ from baton.engine.admission import Ask
 from baton.engine.batch import Sampling
 from baton.engine.ownership import Held
 from baton.engine.prefix import Chain
+from baton.engine.scores import PromptRecord, entry_bytes, news
 from baton.ipc.frames import Failure, Handed, Lease
 
 
@@ -40,6 +41,7 @@ class Sequence:
     logprobs: list[float]
     max_tokens: int | None  # where the client set none, how many there is room for, once that is known
     tops: list[bytes] = field(default_factory=list)  # with each output token's log-probability, where asked for
+    prompt_scores: bytearray = field(default_factory=bytearray)  # entries as in ``engine.scores``, where asked for
     blocks: list[int] = field(default_factory=list)
     told_blocks: int = 0
     computed: int = 0
@@ -54,10 +56,11 @@ class Sequence:
     host_blocks: list[int] = field(default_factory=list)  # while it waits: where its first host_tokens tokens are
     host_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose keys and values came from the prefix cache, at its first start
+    #: whether it may begin with blocks that others computed: not where it wants to know of each of its prompt's tokens
+    prefix_reads: bool = True
     lone_deaths: int = 0  # how often a worker died over it alone, unexplained
     arrival: int = 0  # its place among all that came
     chain: Chain | None = None  # the names of its full blocks; None while there is no pool
-    prefix_reads: bool = True  # whether it may begin with blocks that others computed
     registered: int = 0  # blocks that have been registered, or were found
     awaiting_ns: int = 0  # since when it waits for a prefix that somebody else computes
     arrived_ns: int = 0
@@ -67,6 +70,11 @@ class Sequence:
     prefix_tokens: int = 0  # how much of it the cache held when it came, where that decides the order
     held_back_steps: int = 0  # for how many steps in a row its prompt was held back
     end: End | None = None
+
+    def __post_init__(self) -> None:
+        params = self.handed.params
+        self.tops = [b""] * self.base if params.top_logprobs else []
+        self.prefix_reads = params.prompt_logprobs is None
 
     @property
     def slot(self) -> int:
@@ -104,6 +112,14 @@ class Sequence:
         return len(self.handed.prompt_ids)
 
     @property
+    def sampling_now(self) -> Sampling:
+        """Its sampling as a worker is told that starts it, perhaps again: what is known of its prompt is not wanted."""
+        top = self.sampling.prompt_logprobs
+        if top is None or len(self.prompt_scores) < (self.prompt_tokens - 1) * entry_bytes(top):
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, prompt_logprobs=None)
+
+    @property
     def made(self) -> int:
         """Output tokens, with those that are being sampled."""
         return len(self.output) + self.pending
@@ -118,13 +134,22 @@ class Sequence:
         """Tokens that must still be planned before the next one can be sampled."""
         return self.tokens - self.planned
 
+    def tell_prompt(self, record: PromptRecord) -> bool:
+        """Take in what a step computed of the prompt; whether anything was new."""
+        top = self.sampling.prompt_logprobs
+        known = len(self.prompt_scores) // entry_bytes(top or 0)
+        new = news(record, self.held.generation, self.run, known, top)
+        self.prompt_scores += new
+        return bool(new)
+
     def lease(self, incarnation: int) -> Lease:
         """Everything that a detokenizer must know of it to go on from here."""
         h, handed, p = self.held, self.handed, self.handed.params
         name = (h.slot, h.generation, self.run, incarnation, handed.home, h.trace)
         params = msgspec.structs.replace(p, max_tokens=self.max_tokens)
         logprobs = list(self.logprobs) if p.logprobs else []
-        return Lease(*name, params, list(self.output), logprobs, self.base, list(self.tops))
+        told = (list(self.output), logprobs, self.base, list(self.tops), bytes(self.prompt_scores))
+        return Lease(*name, params, *told)
 
     @property
     def has_credit(self) -> bool:

@@ -9,7 +9,12 @@ import msgspec
 from baton.engine.effects import Account, Finish, Open, Span
 from baton.engine.limits import Limits
 from baton.engine.ownership import Held
-from baton.ipc.frames import Piece
+from baton.ipc.frames import Failure, Params, Piece, PromptPiece, PromptScored
+
+#: what a client is told when the engine itself failed, or has no room
+LOST = Failure(500, "server_error", "the request was interrupted too often and was given up", None, "interrupted")
+STOPPING = Failure(503, "server_error", "the server is shutting down", None, "shutting_down")
+FULL = Failure(429, "rate_limit_error", "too many requests are open; try again later", None, "overloaded")
 
 #: the reasons of an end that is an answer
 ANSWERS = ("stop", "length")
@@ -50,9 +55,30 @@ class Stream:
     finish: Finish | None = None
     absent: bool = False
     cached_tokens: int = 0
+    prompt_scores: list[PromptScored] = field(default_factory=list)
     choice: int = 0
     family: list[Stream] = field(default_factory=list, repr=False)  # the streams of all choices of its request
     settled: bool = False
+
+    def params(self, asked: Params) -> Params:
+        """The parameters of its next life: which choice it is, and what its client has not been told of the prompt.
+
+        Only the first choice tells of the prompt that all have, and no life does again once all of it is here: before
+        the first output token it is.
+        """
+        told = self.choice or self.delivered
+        top = None if told else asked.prompt_logprobs
+        if (self.choice, top) == (asked.choice, asked.prompt_logprobs):
+            return asked
+        return msgspec.structs.replace(asked, choice=self.choice, prompt_logprobs=top)
+
+    def tell_prompt(self, piece: PromptPiece) -> bool:
+        """Keep what is new of the prompt's log-probabilities; whether anything was."""
+        known = len(self.prompt_scores) + 1
+        assert piece.start <= known, f"gap: prompt scores from {piece.start} on, known up to {known}"
+        new = piece.scores[known - piece.start :]
+        self.prompt_scores += new
+        return bool(new)
 
 
 def together(finishes: list[Finish]) -> Finish:
@@ -66,6 +92,7 @@ def together(finishes: list[Finish]) -> Finish:
         completion_tokens=sum(finish.completion_tokens for finish in finishes),
         prompt_tokens=max(finish.prompt_tokens for finish in finishes),
         cached_tokens=min(finish.cached_tokens for finish in finishes),
+        prompt_scores=max((finish.prompt_scores for finish in finishes), key=len),
     )
 
 

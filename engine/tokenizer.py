@@ -97,6 +97,7 @@ class TokenizerCore:
             return
         tokens, asked = len(event.token_ids), submit.params.max_tokens
         failure = event.failure or self._too_long(tokens, asked, _field(submit.prompt)) or self._too_bad(event.bad_ids)
+        failure = failure or self._too_much(tokens, submit.params.prompt_logprobs)
         if failure is not None:
             self._end(held, submit, "refused", failure, now_ns, out)
             return
@@ -128,6 +129,14 @@ class TokenizerCore:
             return None
         message = f"the bad_words have {count} tokens, with and without a leading space, the limit is {limit}"
         return Failure(400, "invalid_request_error", message, "bad_words")
+
+    def _too_much(self, tokens: int, top: int | None) -> Failure | None:
+        """All log-probabilities of one prompt must fit where they are kept until its answer ends."""
+        count, limit = (tokens - 1) * (1 + (top or 0)), self.limits.scores_per_request_max
+        if top is None or count <= limit:
+            return None
+        message = f"prompt_logprobs {top} for {tokens} prompt tokens are {count} values, the limit is {limit}"
+        return Failure(400, "invalid_request_error", message, "prompt_logprobs")
 
     def _end(
         self, held: Held, submit: Submit, reason: str, failure: Failure | None, now_ns: int, out: list[Effect]

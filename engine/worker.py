@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, History, Sampled, Sampling, StepRow
 from baton.engine.effects import Plan, Row, StepDone, TokenRecord
+from baton.engine.scores import PromptRecord
 
 
 @dataclass(slots=True)
@@ -96,15 +97,22 @@ class WorkerCore:
         position = total - state.prompt_tokens
         state.pending += row.sample
         history = History(state.tokens, state.prompt_tokens) if state.sampling.needs_history else None
-        return StepRow(row.slot, tokens, row.start, state.blocks, row.sample, position, state.sampling, history)
+        asked = state.sampling.prompt_logprobs is not None
+        targets = state.tokens[row.start + 1 : min(end + 1, state.prompt_tokens)] if asked else []
+        what = (row.sample, position, state.sampling, history)
+        return StepRow(row.slot, tokens, row.start, state.blocks, *what, targets=targets)
 
     def commit(self, plan: Plan, rows: list[StepRow], sampled: list[Sampled]) -> StepDone:
         """Append the sampled tokens to their slots; the records that tell the readers so. None is of a step
         after its end.
         """
-        records = []
+        records, prompts = [], []
         results = iter(sampled)
         for row in rows:
+            if row.targets:
+                state = self.slots[row.slot]
+                name = (row.slot, state.generation, state.run)
+                prompts.append(PromptRecord(*name, row.start + 1, len(row.targets), row.prompt_scores))
             if not row.sample:
                 continue
             result, state = next(results), self.slots[row.slot]
@@ -117,4 +125,4 @@ class WorkerCore:
                     state.tokens.append(one.token)
                 name = (row.slot, state.generation, state.run)
                 records.append(TokenRecord(*name, position, one.token, one.flags, one.logprob, one.tops))
-        return StepDone(self.incarnation, plan.step, records)
+        return StepDone(self.incarnation, plan.step, records, prompts)

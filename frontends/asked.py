@@ -8,11 +8,12 @@ from __future__ import annotations
 from baton.engine.limits import Limits
 from baton.frontends.errors import bad_request
 from baton.frontends.fields import Fields
+from baton.workers.config import Card
 
 #: what ``include`` of a response may name
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
 
-# The first three answer how many of the likeliest tokens are told of with each chosen one, None for no
+# The three of an answer's tokens say how many of the likeliest tokens are told of with each chosen one, None for no
 # log-probabilities at all.
 
 
@@ -29,6 +30,16 @@ def completion_logprobs(fields: Fields, limits: Limits) -> int | None:
     if "logprobs" not in fields or fields.raws["logprobs"] == b"false":
         return None
     return fields.integer("logprobs", 0, limits.top_logprobs_max)
+
+
+def prompt_logprobs(fields: Fields, card: Card, limits: Limits) -> int | None:
+    """How many of the likeliest tokens are told of with each token of the prompt; None where nothing is."""
+    if fields.raws.get("prompt_logprobs") == b"false":
+        return None
+    top = fields.integer("prompt_logprobs", 0, min(limits.prompt_logprobs_max, card.vocab))
+    if top is not None and fields.boolean("stream"):
+        raise bad_request("prompt_logprobs come with the whole answer, they cannot be streamed", "prompt_logprobs")
+    return top
 
 
 def response_logprobs(fields: Fields, limits: Limits) -> int | None:

@@ -223,13 +223,14 @@ class HttpDoor:
         return error_response(failure, Exchange(request, self.limits).headers(None))
 
     def _card(self) -> dict[str, str | int]:
-        card = self.reception.card
+        """The model; its length is what one request can have here: all of its context, or of a smaller KV cache."""
+        card, kv_tokens = self.reception.card, self.sources.gauges().kv_tokens_total
         return {
             "id": card.name,
             "object": "model",
             "created": card.created,
             "owned_by": "baton",
-            "max_model_len": card.context_tokens_max,
+            "max_model_len": min(card.context_tokens_max, kv_tokens or card.context_tokens_max),
         }
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -123,6 +123,7 @@ class _All(Collector):
         yield GaugeMetricFamily("baton_kv_blocks_total", "KV cache blocks.", now.kv_blocks_total)
         yield GaugeMetricFamily("baton_kv_blocks_free", "KV cache blocks in no use.", now.kv_blocks_free)
         yield GaugeMetricFamily("baton_kv_blocks_cached", "KV cache blocks kept for reuse.", now.kv_blocks_cached)
+        yield GaugeMetricFamily("baton_kv_tokens_total", "Tokens that the KV cache holds.", now.kv_tokens_total)
         gave_way = CounterMetricFamily("baton_preemptions", "Times a request gave way to others.", labels=["way"])
         gave_way.add_metric(["recompute"], now.preemptions_recompute)
         gave_way.add_metric(["swap"], now.preemptions_swap)

@@ -18,7 +18,7 @@ from baton.frontends.choices import Choices
 from baton.frontends.errors import FINISH_REASONS, Refused, failure_of
 from baton.frontends.stream import Delta, Stream
 from baton.frontends.validate import GenerateRequest
-from baton.ipc.frames import Scored
+from baton.ipc.frames import PromptScored, Scored
 
 encode = msgspec.json.encode
 
@@ -66,6 +66,23 @@ def _token_logprob(piece: bytes, logprob: float) -> dict[str, Any]:
     return {"token": shown_token(piece), "bytes": list(piece), "logprob": finite(logprob)}
 
 
+def prompt_logprobs(scores: list[PromptScored]) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each token of the prompt an object from ids to log-probability, rank and text, the token itself
+    first, then the likeliest ones; null for the first of all, that nothing comes before.
+    """
+    found: list[dict[str, Any] | None] = [None]
+    for scored in scores:
+        entry = {str(scored.token): _ranked(scored.piece, scored.logprob, scored.rank)}
+        for rank, other in enumerate(scored.top, 1):
+            entry.setdefault(str(other.token), _ranked(other.piece, other.logprob, rank))
+        found.append(entry)
+    return found
+
+
+def _ranked(piece: bytes, logprob: float, rank: int) -> dict[str, Any]:
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": shown_token(piece), "bytes": list(piece)}
+
+
 class Chat:
     """The shapes of one chat response."""
 
@@ -88,6 +105,10 @@ class Chat:
     def whole(self, text: str) -> dict[str, Any]:
         """The same in a whole answer."""
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def about_prompt(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Where in a whole answer the prompt's log-probabilities stand: beside the choices."""
+        return [body]
 
     def logprobs(self, delta: Delta) -> dict[str, Any]:
         """One entry a token: itself, its bytes, its log-probability, and the likeliest tokens in its place."""
@@ -119,6 +140,11 @@ class Completion:
     def whole(self, text: str) -> dict[str, Any]:
         """The same in a whole answer."""
         return {"text": text}
+
+    def about_prompt(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Where in a whole answer the prompt's log-probabilities stand: in each choice, as vLLM has them."""
+        choices: list[dict[str, Any]] = body["choices"]
+        return choices
 
     def logprobs(self, delta: Delta) -> dict[str, Any]:
         """Four parallel lists; offsets count characters of the output, and the chosen token is among the top ones."""
@@ -262,6 +288,10 @@ def _body(stream: Stream, kind: Chat | Completion, found: list[tuple[Delta, Fini
         body["service_tier"] = request.service_tier
     if request.return_token_ids:
         body["prompt_token_ids"] = stream.prompt_ids
+    if request.params.prompt_logprobs is not None:
+        scores = prompt_logprobs(account.prompt_scores)
+        for place in kind.about_prompt(body):
+            place["prompt_logprobs"] = scores
     return encode(body)
 
 

@@ -55,8 +55,17 @@ SAMPLING = (
     *URGENCY,
 )
 
-CHAT = (*SAMPLING, "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "n")
-COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs", "n", "best_of")
+CHAT = (
+    *SAMPLING,
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "n",
+)
+COMPLETION = (*SAMPLING, "prompt", "max_tokens", "logprobs", "prompt_logprobs", "n", "best_of")
 STREAMING = ("stream", "stream_options", "return_token_ids")
 RESPONSE = (
     *(*SAMPLING, "input", "instructions", "max_output_tokens", "stream", "resumable"),
@@ -80,7 +89,6 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "use_beam_search": ((False,), NOT_YET),
     "length_penalty": ((1,), NOT_YET),
     "logits_processors": (([],), NOT_YET),
-    "prompt_logprobs": ((False,), NOT_YET),
     "truncate_prompt_tokens": (NEVER, NOT_YET),
     "return_tokens_as_token_ids": ((False,), "is not supported; return_token_ids gives the ids"),
     "spaces_between_special_tokens": ((True,), NOT_YET),
@@ -150,6 +158,7 @@ REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
 REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     **REFUSED_EVERYWHERE,
     "n": ((1,), "is not supported here: a response has one choice"),
+    "prompt_logprobs": ((False,), "belongs to chats and completions"),
     "best_of": ((1,), "belongs to completions"),
     "previous_response_id": (NEVER, NO_SEQUEL),
     "conversation": (NEVER, NO_SEQUEL),

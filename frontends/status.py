@@ -17,7 +17,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What the engine holds at this moment, for ``/metrics``."""
+    """What the engine holds at this moment, for ``/metrics``; 0 tokens of KV cache are not known yet."""
 
     requests_running: int = 0
     requests_waiting: int = 0
@@ -26,6 +26,7 @@ class Gauges:
     kv_blocks_cached: int = 0
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
+    kv_tokens_total: int = 0
     ledger_growth: int = 0
     ledger_resume: int = 0
     ledger_headroom: int = 0

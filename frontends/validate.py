@@ -117,7 +117,7 @@ class Validator:
         params = self._params(fields, limit or older, asked.chat_logprobs(fields, self.limits))
         request = self._request(fields, "chat", params, Prompt(messages=messages))
         n, best_of = asked.choices(fields, self.limits)
-        return replace(request, n=n, best_of=best_of)
+        return replace(self._about_prompt(fields, request), n=n, best_of=best_of)
 
     def completion(self, body: bytes) -> GenerateRequest:
         """A body of ``/v1/completions``."""
@@ -132,6 +132,7 @@ class Validator:
         prompt = self._prompt(fields)
         self._check_length(prompt, params, "prompt")
         request = self._request(fields, "text_completion", params, prompt)
+        request = self._about_prompt(fields, request)
         return replace(request, n=n, best_of=best_of, tells_logprobs=told is not None)
 
     def response(self, body: bytes, whole: str | None = None, socket: bool = False) -> GenerateRequest:
@@ -167,6 +168,10 @@ class Validator:
     def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
         asked.check_scores(fields, max_tokens or self.card.context_tokens_max, top_logprobs, self.limits)
         return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
+
+    def _about_prompt(self, fields: Fields, request: GenerateRequest) -> GenerateRequest:
+        top = asked.prompt_logprobs(fields, self.card, self.limits)
+        return replace(request, params=msgspec.structs.replace(request.params, prompt_logprobs=top))
 
     def _request(
         self,

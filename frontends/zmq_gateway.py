@@ -28,7 +28,7 @@ from baton.frontends.metrics import Metrics
 from baton.frontends.reception import Reception
 from baton.frontends.stream import Delta, Stream
 from baton.frontends.validate import GenerateRequest, Validator
-from baton.ipc.frames import Failure, Scored
+from baton.ipc.frames import Candidate, Failure, PromptScored, Scored
 
 log = logging.getLogger("baton.zmq")
 
@@ -283,7 +283,8 @@ class _Client:
         failure = failure_of(finish)
         problem = None if failure is None else _problem(failure)
         used = finish.prompt_tokens, finish.completion_tokens
-        self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem, finish.cached_tokens))
+        told = [_prompt_scored(each) for each in finish.prompt_scores]
+        self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem, finish.cached_tokens, told))
 
     def _add(self, tag: int, delta: Delta) -> None:
         waiting = self.pieces.get(tag)
@@ -349,7 +350,15 @@ class _Client:
 
 
 def _scored(scored: Scored) -> wire.Scored:
-    return wire.Scored(scored.piece, [wire.Candidate(each.token, each.logprob, each.piece) for each in scored.top])
+    return wire.Scored(scored.piece, _candidates(scored.top))
+
+
+def _prompt_scored(scored: PromptScored) -> wire.PromptScored:
+    return wire.PromptScored(scored.token, scored.logprob, scored.piece, scored.rank, _candidates(scored.top))
+
+
+def _candidates(found: list[Candidate]) -> list[wire.Candidate]:
+    return [wire.Candidate(each.token, each.logprob, each.piece) for each in found]
 
 
 def _problem(failure: Failure) -> wire.Problem:

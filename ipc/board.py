@@ -27,7 +27,7 @@ INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
 #: what the scheduler shows of itself, a word each
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
-    *("preemptions_recompute", "preemptions_swap"),
+    *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
     *("ledger_growth", "ledger_resume", "ledger_headroom", "ledger_swapped"),
 )
 #: how far a process has come in starting; the number stands on the board

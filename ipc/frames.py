@@ -135,6 +135,7 @@ class Lease(Frame, frozen=True):
     logprobs: list[float]
     base: int
     tops: list[bytes] = []  # packed as in ``engine.scores``, one a token where they were asked for
+    prompt_scores: bytes = b""  # entries as in ``engine.scores``, from prompt position 1 on
 
 
 class StopFound(Frame, frozen=True):
@@ -178,10 +179,31 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     scores: list[Scored] = []
 
 
+class PromptScored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is told of a token of the prompt: itself, its rank in its place (1 is the likeliest) and the likeliest."""
+
+    token: int
+    logprob: float
+    piece: bytes
+    rank: int
+    top: list[Candidate]
+
+
+class PromptPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was computed of consecutive tokens of one request's prompt, from prompt position ``start`` on."""
+
+    slot: int
+    generation: int
+    run: int
+    start: int
+    scores: list[PromptScored]
+
+
 class Text(Frame, frozen=True):
-    """Detokenizer -> frontend: all pieces of one step for that frontend, in one frame."""
+    """Detokenizer -> frontend: all pieces of one step for that frontend, in one frame; a prompt's come before text."""
 
     pieces: list[Piece]
+    prompts: list[PromptPiece] = []
 
 
 class Credit(Frame, frozen=True):
@@ -258,6 +280,7 @@ class WorkerHello(Frame, frozen=True):
     weights_bytes: int = 0
     workspace_bytes: int = 0  # the most that a step was measured to take beyond weights and cache
     host_blocks: int = 0  # blocks of swap space
+    swap_bytes_per_s: int = 0  # how fast blocks were seen to move there and back; 0 where that was not measured
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -1,6 +1,7 @@
 """What stands in the rings: sampled tokens as fixed-size records, step plans as one msgspec struct each.
 
-Log-probabilities of a token's rivals stand behind a step's records, in the same frame: what is committed is whole.
+Log-probabilities of a token's rivals, and those of a prompt's tokens, stand behind a step's records, in the same frame:
+what is committed is whole.
 
 A reader that finds damage gives up what the ring holds and says so to ``damaged``; what follows from it (the death of
 the ring's writer) is decided elsewhere.
@@ -15,12 +16,13 @@ from typing import NoReturn
 import msgspec
 
 from baton.engine.effects import Plan, StepDone, TokenRecord
-from baton.engine.scores import PAIR_BYTES
+from baton.engine.scores import PAIR_BYTES, RANK_BYTES, PromptRecord, entry_bytes
 from baton.ipc.ring import RingDamaged, RingReader, RingWriter, fits
 
-_STEP = struct.Struct("=QQII")  # incarnation, step, records, bytes of extras
+_STEP = struct.Struct("=QQIIII")  # incarnation, step, records, bytes of extras, prompts, bytes of prompts
 _TOKEN = struct.Struct("=IIIIIIf")  # slot, generation, run, position, token, flags, log-probability
 _EXTRA = struct.Struct("=II")  # index of its record, bytes of pairs that follow
+_PROMPT = struct.Struct("=IIIIII")  # slot, generation, run, start, entries that follow, bytes of an entry
 _plan_encoder = msgspec.msgpack.Encoder()
 _plan_decoder = msgspec.msgpack.Decoder(Plan)
 
@@ -33,27 +35,35 @@ def encode_step(done: StepDone) -> bytes:
         if record.tops
         for part in (_EXTRA.pack(index, len(record.tops)), record.tops)
     ]
+    prompts = [part for prompt in done.prompts for part in (_prompt_head(prompt), prompt.entries)]
     buffer = bytearray(_STEP.size + _TOKEN.size * len(done.records))
-    _STEP.pack_into(buffer, 0, done.incarnation, done.step, len(done.records), sum(map(len, extras)))
+    sizes = (len(done.records), sum(map(len, extras)), len(done.prompts), sum(map(len, prompts)))
+    _STEP.pack_into(buffer, 0, done.incarnation, done.step, *sizes)
     at = _STEP.size
     for r in done.records:
         _TOKEN.pack_into(buffer, at, r.slot, r.generation, r.run, r.position, r.token, r.flags, r.logprob)
         at += _TOKEN.size
-    return b"".join((buffer, *extras))
+    return b"".join((buffer, *extras, *prompts))
+
+
+def _prompt_head(prompt: PromptRecord) -> bytes:
+    count, size = prompt.count, len(prompt.entries) // prompt.count
+    return _PROMPT.pack(prompt.slot, prompt.generation, prompt.run, prompt.start, count, size)
 
 
 def decode_step(frame: bytes) -> StepDone:
     """The reverse; a frame of the wrong shape is a damaged ring."""
     if len(frame) < _STEP.size:
         raise RingDamaged(f"a step frame of {len(frame)} bytes")
-    incarnation, step, count, extras = _STEP.unpack_from(frame)
+    incarnation, step, count, extras, prompts, behind_them = _STEP.unpack_from(frame)
     behind = _STEP.size + count * _TOKEN.size
-    if len(frame) != behind + extras:
-        raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {count} tokens and {extras} bytes of extras")
+    if len(frame) != behind + extras + behind_them:
+        what = f"{count} tokens and {extras} and {behind_them} bytes of extras"
+        raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {what}")
     records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])]
-    for index, tops in _extras(frame, behind, count):
+    for index, tops in _extras(frame[: behind + extras], behind, count):
         records[index] = msgspec.structs.replace(records[index], tops=tops)
-    return StepDone(incarnation, step, records)
+    return StepDone(incarnation, step, records, list(_prompts(frame, behind + extras, prompts)))
 
 
 def _extras(frame: bytes, at: int, count: int) -> Iterator[tuple[int, bytes]]:
@@ -70,15 +80,36 @@ def _extras(frame: bytes, at: int, count: int) -> Iterator[tuple[int, bytes]]:
         at, last = at + size, index
 
 
+def _prompts(frame: bytes, at: int, count: int) -> Iterator[PromptRecord]:
+    """What stands behind those: ``count`` stretches of prompts, to the frame's end."""
+    for _ in range(count):
+        if len(frame) - at < _PROMPT.size:
+            raise RingDamaged("the prompts of a step frame end in the middle")
+        slot, generation, run, start, entries, size = _PROMPT.unpack_from(frame, at)
+        at += _PROMPT.size
+        whole = size > RANK_BYTES and (size - RANK_BYTES) % PAIR_BYTES == 0
+        if not (whole and start and entries) or entries * size > len(frame) - at:
+            raise RingDamaged(f"{entries} entries of {size} bytes from position {start} on do not fit their frame")
+        yield PromptRecord(slot, generation, run, start, entries, frame[at : at + entries * size])
+        at += entries * size
+    if at < len(frame):
+        raise RingDamaged(f"{len(frame) - at} bytes stand behind the prompts of a step frame")
+
+
 def mistrust(error: RingDamaged) -> NoReturn:
     """What a reader does about damage where nobody else is there to deal with it."""
     raise error
 
 
-def ring_holds(ring_bytes: int, tokens: int, top_logprobs: int = 0) -> bool:
-    """Whether a token ring of this capacity can take a step of so many tokens, each with its likeliest rivals."""
+def ring_holds(
+    ring_bytes: int, tokens: int, top_logprobs: int = 0, prompt_tokens: int = 0, prompt_logprobs: int = 0
+) -> bool:
+    """Whether a token ring of this capacity can take a step of so many tokens, each with its likeliest rivals, and of
+    ``prompt_tokens`` of its rows' prompts.
+    """
     extras = _EXTRA.size + PAIR_BYTES * top_logprobs if top_logprobs else 0
-    return fits(ring_bytes, _STEP.size + (_TOKEN.size + extras) * tokens)
+    prompts = _PROMPT.size * min(tokens, prompt_tokens) + entry_bytes(prompt_logprobs) * prompt_tokens
+    return fits(ring_bytes, _STEP.size + (_TOKEN.size + extras) * tokens + prompts)
 
 
 class StepReader:
@@ -102,9 +133,10 @@ class StepReader:
 
     def _decode(self, frame: bytes) -> StepDone:
         done = decode_step(frame)
-        for record in done.records:
-            if record.slot >= self._rows:
-                raise RingDamaged(f"a record of slot {record.slot}, the board has {self._rows}")
+        slots = (*(record.slot for record in done.records), *(prompt.slot for prompt in done.prompts))
+        for slot in slots:
+            if slot >= self._rows:
+                raise RingDamaged(f"a record of slot {slot}, the board has {self._rows}")
         return done
 
 

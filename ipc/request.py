@@ -32,6 +32,7 @@ class Params(msgspec.Struct, frozen=True, array_like=True, gc=False):
     allowed_ids: bytes = b""  # one bit an id, the lowest bit of the first byte is id 0; empty where all are allowed
     bad_words: tuple[str, ...] = ()
     bad_ids: tuple[tuple[int, ...], ...] = ()  # the bad words as token ids, the tokenizer's work
+    prompt_logprobs: int | None = None  # so many of the likeliest tokens are told of with each of the prompt's
 
 
 class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, UNKNOWN, Sampled, Sampling, StepRow
 from baton.engine.blocks import Move
-from baton.engine.scores import pack
+from baton.engine.scores import pack, pack_entry
 
 _MASK = (1 << 64) - 1
 
@@ -36,6 +36,13 @@ def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int, positio
     while token in sampling.end_ids:
         token = (token + 1) % vocab
     return token
+
+
+def prompt_entry(state: int, token: int, top: int, vocab: int) -> tuple[int, list[tuple[int, float]]]:
+    """What is told of a prompt's token after a context: its rank, its own pair, and those of the likeliest."""
+    logprob = -1.0 - (state & 0xFF) / 256
+    rivals = [((token + 1 + rank) % vocab, logprob + top - rank) for rank in range(min(top, vocab))]
+    return 1 + (state >> 8) % vocab, [(token, logprob), *rivals]
 
 
 class ScriptedRunner:
@@ -74,6 +81,7 @@ class ScriptedRunner:
         self._last: dict[int, int] = {}  # each slot's last sampled token, as a device keeps it
         self._host = [0] * (host_blocks * block_tokens)
         self.host_blocks = host_blocks
+        self.swap_bytes_per_s = 0  # not measured
         self.weights_bytes = self.workspace_bytes = 0  # it has no weights, and computes in place
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
@@ -109,10 +117,14 @@ class ScriptedRunner:
 
     def _compute(self, row: StepRow) -> int:
         """Write the row's tokens into its blocks, after what the cache holds of those before."""
-        state = self._cache[self._place(row, row.start - 1)] if row.start else 0
+        state, entries = self._cache[self._place(row, row.start - 1)] if row.start else 0, []
+        top = row.sampling.prompt_logprobs or 0
         for position, token in enumerate(row.tokens, row.start):
             state = follow(state, self._last[row.slot] if token == UNKNOWN else token)
             self._cache[self._place(row, position)] = state
+            if position - row.start < len(row.targets):
+                entries.append(pack_entry(*prompt_entry(state, row.targets[position - row.start], top, self.vocab)))
+        row.prompt_scores = b"".join(entries)
         return state
 
     def _place(self, row: StepRow, position: int) -> int:

@@ -49,6 +49,8 @@ class StepRunner(Protocol):
     def workspace_bytes(self) -> int: ...
     @property
     def host_blocks(self) -> int: ...
+    @property
+    def swap_bytes_per_s(self) -> int: ...
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
@@ -248,6 +250,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
         limits = settings.limits
         runner.measure(settings.max_step_tokens or limits.step_tokens_max, limits.running_requests_max)
         runner.warm_up()
+        runner.time_swaps()
     except (ModelFileError, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
     made = runner.layout
@@ -263,9 +266,11 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     process.phase("loading")
     runner, layout, digest = make(settings, card, process.phase)
     ranks, of_a_row, limits = process.plan_readers(), runner.tokens_per_row_max, process.limits
-    if not ring_holds(limits.token_ring_bytes, limits.running_requests_max * of_a_row, limits.top_logprobs_max):
-        rows = limits.running_requests_max
-        raise StartError(f"limits.token_ring_bytes: too small for a step of {rows} rows with {of_a_row} tokens each")
+    rows, tokens = limits.running_requests_max, settings.max_step_tokens or limits.step_tokens_max
+    most = (rows * of_a_row, limits.top_logprobs_max, tokens, limits.prompt_logprobs_max)
+    if not ring_holds(limits.token_ring_bytes, *most):
+        what = f"a step of {rows} rows with {of_a_row} tokens each and {tokens} tokens of prompts"
+        raise StartError(f"limits.token_ring_bytes: too small for {what}, with their log-probabilities")
 
     def group() -> tuple[int, ...]:
         return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))
@@ -275,6 +280,7 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
         weights_bytes=runner.weights_bytes,
         workspace_bytes=runner.workspace_bytes,
         host_blocks=runner.host_blocks,
+        swap_bytes_per_s=runner.swap_bytes_per_s,
     )
     core = WorkerCore(me.index, hello.group, layout.block_tokens)
     step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from baton.engine.batch import Sampling, StepRow
 
-#: sampled from a distribution so flat that the cut at a share of its mass takes a sort of the whole vocabulary
-WIDE = Sampling(temperature=1e6, top_p=0.99, top_k=0, seed=0, end_ids=())
+#: sampled from a distribution so flat that the cut at a share of its mass takes a sort of the whole vocabulary, of a
+#: prompt that is told of
+WIDE = Sampling(temperature=1e6, top_p=0.99, top_k=0, seed=0, end_ids=(), prompt_logprobs=20)
 
 
 def largest_steps(
@@ -40,4 +41,5 @@ def _widest(rows: int, blocks: int, table: int) -> tuple[int, int]:
 
 
 def _row(slot: int, start: int, count: int, block_tokens: int) -> StepRow:
-    return StepRow(slot, [0] * count, start, [0] * -(-(start + count) // block_tokens), True, 0, WIDE)
+    table = [0] * -(-(start + count) // block_tokens)
+    return StepRow(slot, [0] * count, start, table, True, 0, WIDE, targets=[0] * (count - 1))

@@ -1,7 +1,6 @@
 """A model and its KV pool behind one call: ``step`` computes rows of tokens and samples where asked.
 
-The worker process drives it; it knows no request, no queue and no clock, and between two steps it keeps
-nothing but the pool.
+The worker process drives it; it knows no request and no queue, and between two steps it keeps nothing but the pool.
 """
 
 from __future__ import annotations
@@ -11,20 +10,25 @@ import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from baton.engine.batch import Sampled, Sampling, StepRow
+from baton.engine.blocks import Move
 from baton.kernels.reference import Part, padded_blocks, plan_ragged
 from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
 from baton.workers.largest import largest_steps
 from baton.workers.model.weights import load_model
 from baton.workers.peak import Peak, resident_peak
-from baton.workers.sampler import sample
+from baton.workers.sampler import prompt_scores, sample
 from baton.workers.workspace import remembered
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_BYTES_DEFAULT = 1 << 30
+TIMED_BLOCKS, TIMED_MOVES = 32, 4
+SCORED_AT_ONCE = 32  # tokens of a prompt
 
 
 def has_device(device: str) -> bool:
@@ -73,6 +77,7 @@ class Runner:
         )
         self.layout = self._pool.layout
         self.host_blocks = host_blocks
+        self.swap_bytes_per_s = 0  # once timed
         self.weights_bytes = self._model.weights.bytes
         self.workspace_bytes = 0  # once measured, the most a step takes
 
@@ -84,7 +89,8 @@ class Runner:
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:
         """Compute every row's tokens, write their keys and values, and sample after the rows that ask for it.
 
-        Answers follow the order of ``rows``, one for each with ``sample`` set.
+        Answers follow the order of ``rows``, one for each with ``sample`` set. A row with ``targets`` has their
+        ``prompt_scores`` afterwards.
         """
         return self._step(rows)
 
@@ -102,22 +108,33 @@ class Runner:
         with torch.inference_mode():
             ragged = plan_ragged(parts, BLOCK_SIZE, self._device)
             self._pool.clear([block for part in parts for block in _begun(part)])
-            logits = self._model.logits(
-                torch.tensor(ids, device=self._device),
-                ragged,
-                self._pool.keys,
-                self._pool.values,
-                torch.tensor([ends[id(row)] for row in sampled], dtype=torch.int64, device=self._device),
-                layers,
+            states = self._model.states(
+                torch.tensor(ids, device=self._device), ragged, self._pool.keys, self._pool.values, layers
             )
+            for row in ordered:
+                if row.targets:
+                    self._score(row, states[ends[id(row)] + 1 - len(row.tokens) :])
             if not sampled:
                 return []
+            logits = self._model.logits(states, self._indices([ends[id(row)] for row in sampled]))
             return sample(
                 logits[:, : self._vocab],
                 [row.sampling for row in sampled],
                 [row.position for row in sampled],
                 [row.history for row in sampled],
             )
+
+    def _score(self, row: StepRow, states: Tensor) -> None:
+        """Leave a row its prompt's log-probabilities; a few tokens at a time, so that few logits are there at once."""
+        scores, top = [], row.sampling.prompt_logprobs or 0
+        for first in range(0, len(row.targets), SCORED_AT_ONCE):
+            targets = row.targets[first : first + SCORED_AT_ONCE]
+            logits = self._model.logits(states, self._indices(range(first, first + len(targets))))
+            scores.append(prompt_scores(logits[:, : self._vocab], targets, top))
+        row.prompt_scores = b"".join(scores)
+
+    def _indices(self, indices: Sequence[int]) -> Tensor:
+        return torch.tensor(indices, dtype=torch.int64, device=self._device)
 
     def measure(self, step_tokens: int, rows: int) -> int:
         """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
@@ -127,7 +144,7 @@ class Runner:
         the heap may add some. Done once for a configuration on a machine (see ``workers.workspace``).
         """
         what = (self.weights_digest, self.layout, str(self._device), torch.get_num_threads(), torch.__version__)
-        found = remembered((*what, step_tokens, rows), lambda: self._measure(step_tokens, rows))
+        found = remembered((*what, step_tokens, rows, SCORED_AT_ONCE), lambda: self._measure(step_tokens, rows))
         self.workspace_bytes = found
         return found
 
@@ -155,6 +172,22 @@ class Runner:
         yield peak
         torch.cuda.synchronize(gpu)
         peak.bytes = torch.cuda.max_memory_reserved(gpu) - before
+
+    def time_swaps(self) -> None:
+        """How fast blocks move to the host and back: the best of a few moves, before anything is in the pool."""
+        count = min(self.host_blocks, self.layout.blocks, TIMED_BLOCKS)
+        if not count:
+            return
+        outs = [(int(Move.OUT), block, block) for block in range(count)]
+        backs = [(int(Move.IN), block, block) for block in range(count)]
+        best_s = float("inf")
+        for _ in range(TIMED_MOVES):
+            began = perf_counter()
+            self._pool.move([*outs, *backs])
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            best_s = min(best_s, perf_counter() - began)
+        self.swap_bytes_per_s = max(1, int(2 * count * self.layout.bytes_per_block / best_s))
 
     def warm_up(self) -> None:
         """Run a prefill and a decode step through block 0, so that no request pays for first calls."""

@@ -83,6 +83,23 @@ def top_logprobs(logits: Tensor, normalisers: Tensor, counts: Sequence[int]) -> 
     return [row[:count].tobytes() for row, count in zip(pairs, counts, strict=True)]
 
 
+def prompt_scores(logits: Tensor, targets: Sequence[int], top: int) -> bytes:
+    """What is told of a prompt's ``targets`` under their rows of float32 ``[targets, vocab]``: entries as in
+    ``engine.scores``, with the ``top`` likeliest each. Ties have the better rank.
+    """
+    chosen = logits.gather(1, torch.tensor(targets, device=logits.device)[:, None])
+    normalisers = logits.logsumexp(-1)
+    entries = np.empty(len(targets), [("rank", "<u4"), ("pairs", _PAIR, (1 + top,))])
+    entries["rank"] = 1 + (logits > chosen).sum(-1).cpu().numpy()
+    pairs = entries["pairs"]
+    pairs["token"][:, 0], pairs["logprob"][:, 0] = targets, (chosen[:, 0] - normalisers).cpu().numpy()
+    if top:
+        values, tokens = logits.topk(top)
+        pairs["token"][:, 1:] = tokens.cpu().numpy()
+        pairs["logprob"][:, 1:] = (values - normalisers[:, None]).cpu().numpy()
+    return entries.tobytes()
+
+
 def _adjust(
     logits: Tensor,
     rows: Sequence[int],

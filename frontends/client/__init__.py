@@ -14,7 +14,7 @@ from baton.frontends.client.aio import AsyncClient
 from baton.frontends.client.errors import BatonError, NotConnected, RequestFailed, RequestTimeout
 from baton.frontends.client.stream import AsyncStream, Choice, Completion, Delta, Usage
 from baton.frontends.client.sync import Client, Stream
-from baton.frontends.client.wire import Candidate, Scored
+from baton.frontends.client.wire import Candidate, PromptScored, Scored
 
 __all__ = [
     "AsyncClient",
@@ -26,6 +26,7 @@ __all__ = [
     "Completion",
     "Delta",
     "NotConnected",
+    "PromptScored",
     "RequestFailed",
     "RequestTimeout",
     "Scored",

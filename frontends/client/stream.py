@@ -70,7 +70,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. Where ``n`` were asked for, ``choices`` are all of them; the other fields are the first one's."""
+    """A whole answer. Where ``n`` were asked for, ``choices`` are all of them; the other fields are the first one's.
+
+    With ``prompt_logprobs`` there are ``prompt_scores`` of each of the prompt's tokens but the first.
+    """
 
     request_id: str
     text: str
@@ -83,6 +86,7 @@ class Completion:
     ignored_parameters: tuple[str, ...] = ()
     scores: list[wire.Scored] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    prompt_scores: list[wire.PromptScored] = field(default_factory=list)
 
 
 class AsyncStream:
@@ -104,6 +108,7 @@ class AsyncStream:
     ) -> None:
         self.request_id = ""
         self.prompt_token_ids: list[int] = []
+        self.prompt_scores: list[wire.PromptScored] = []
         self.ignored_parameters: tuple[str, ...] = ()
         self.choices = [Choice(index) for index in range(choices)]
         self.usage: Usage | None = None
@@ -215,6 +220,7 @@ class AsyncStream:
             ignored_parameters=self.ignored_parameters,
             scores=self.scores,
             choices=self.choices,
+            prompt_scores=self.prompt_scores,
         )
 
     async def _start(self) -> None:
@@ -323,6 +329,7 @@ class AsyncStream:
         """The end of one choice: of the last one it is the end of all, and so is that of one that failed."""
         choice, used = self.choices[ended.tag - self._tag], self.usage or Usage(0, 0)
         choice.stop_reason = ended.stop_reason
+        self.prompt_scores = ended.prompt_scores or self.prompt_scores
         cached = min(ended.cached_tokens, used.cached_tokens) if self.usage is not None else ended.cached_tokens
         output = used.completion_tokens + ended.completion_tokens
         self.usage = Usage(max(used.prompt_tokens, ended.prompt_tokens), output, cached)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from baton.frontends.client.aio import AsyncClient, Messages
 from baton.frontends.client.errors import BatonError
 from baton.frontends.client.stream import AsyncStream, Choice, Completion, Delta, Usage
-from baton.frontends.client.wire import Scored
+from baton.frontends.client.wire import PromptScored, Scored
 
 T = TypeVar("T")
 
@@ -202,6 +202,11 @@ class Stream:
     def scores(self) -> list[Scored]:
         """With each log-probability the token's bytes and the likeliest tokens in its place."""
         return self._stream.scores
+
+    @property
+    def prompt_scores(self) -> list[PromptScored]:
+        """With ``prompt_logprobs``, what is told of each of the prompt's tokens but the first; there with the end."""
+        return self._stream.prompt_scores
 
     @property
     def choices(self) -> list[Choice]:

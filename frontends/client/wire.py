@@ -116,6 +116,16 @@ class Scored(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: list[Candidate]
 
 
+class PromptScored(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is told of a token of the prompt: itself, its rank in its place (1 is the likeliest) and the likeliest."""
+
+    token: int
+    logprob: float
+    piece: bytes
+    rank: int
+    top: list[Candidate]
+
+
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """New output of one request: one text a token, and what was held back in ``tail`` where it is the last."""
 
@@ -138,6 +148,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completion_tokens: int
     problem: Problem | None
     cached_tokens: int = 0
+    prompt_scores: list[PromptScored] = []
 
 
 class Update(Message, frozen=True):

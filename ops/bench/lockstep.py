@@ -43,6 +43,7 @@ class Lockstep:
         context_tokens_max: int,
         limits: Limits,
         policies: Policies | None = None,
+        host_blocks: int = 0,
     ) -> None:
         self.tape = Tape()
         self.board = Board.format(bytearray(Board.size(1, slots)), 1, slots)
@@ -53,7 +54,7 @@ class Lockstep:
         self.plans: deque[Plan] = deque()
         self.now_ns = 0
         worker = Address(Role.WORKER, "m", 0, 0, 1)
-        self.tell(WorkerHello(worker, 0, (1,), layout, "w", vocab, context_tokens_max))
+        self.tell(WorkerHello(worker, 0, (1,), layout, "w", vocab, context_tokens_max, host_blocks=host_blocks))
 
     def submit(self, slot: int, prompt_ids: list[int], params: Params) -> None:
         """A request comes from the tokenizer, in a row that is free."""

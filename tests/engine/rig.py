@@ -109,6 +109,7 @@ class Engine:
     """
 
     tokens_per_row_max = 1
+    swap_bytes_per_s = 0
 
     def __init__(
         self,
@@ -138,8 +139,9 @@ class Engine:
         self.board.set_live(Role.WORKER, 0, incarnation, 0)
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
         me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
-        hosts = self.host_blocks
-        return self.tell(WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most, host_blocks=hosts))
+        hello = WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most)
+        hello = msgspec.structs.replace(hello, host_blocks=self.host_blocks, swap_bytes_per_s=self.swap_bytes_per_s)
+        return self.tell(hello)
 
     @property
     def plan(self) -> Plan | None:
@@ -148,7 +150,7 @@ class Engine:
 
     def tell(self, event: object) -> list[Effect]:
         """One event for the scheduler; its plans wait for ``step``."""
-        self.now_ns += 1
+        self.now_ns += 1_000_000  # a step takes a millisecond or two
         out = self.core.handle(event, self.now_ns)
         for effect in out:
             if isinstance(effect, Plan):

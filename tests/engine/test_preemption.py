@@ -178,6 +178,18 @@ def test_a_new_worker_without_swap_space_is_asked_for_none() -> None:
     assert counts["recompute"] and not counts["swap"]
 
 
+@pytest.mark.parametrize(("measured", "way"), [(1 << 20, "swap"), (0, "recompute")])
+def test_what_a_worker_measured_counts_and_not_what_was_believed(measured: int, way: str) -> None:
+    engine = Engine(limits(DEAR), 8, 4, host_blocks=16)
+    engine.board.set_live(Role.WORKER, 0, 2, 0)
+    engine.tell(Life(Role.WORKER, 0, 2))
+    engine.swap_bytes_per_s = measured
+    engine.start_worker(2, 8)
+    play(engine, [PROMPT, PROMPT], [16, 16])
+    counts = engine.core.batcher.preemption.counts
+    assert [found for found in counts if counts[found]] == [way]
+
+
 def test_blocks_are_taken_from_juniors_and_from_those_that_wait_for_their_clients() -> None:
     engine = Engine(limits(CHEAP), 8, 4, host_blocks=16)
     engine.submit(0, PROMPT, params(20, 0), credit=9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class House:
     status: Status
     sources: Sources
     client: aiohttp.ClientSession
+    gauges: Gauges = field(default_factory=lambda: Gauges(3, 4, 100, 50, 25, 6, 7))
 
     @property
     def url(self) -> str:
@@ -57,7 +58,7 @@ async def opened(directory: Path, limits: Limits | None = None, **settings: Any)
     limits = limits or Limits()
     engine, doors, client = Engine(limits), Doors(), aiohttp.ClientSession()
     engine.observe = doors.observe
-    sources = Sources(lambda: built.status, lambda: Gauges(3, 4, 100, 50, 25, 6, 7), [words()])
+    sources = Sources(lambda: built.status, lambda: built.gauges, [words()])
     built = House(engine, doors, {}, Status(True, "ready"), sources, client)
     before = asyncio.all_tasks()
     try:

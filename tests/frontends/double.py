@@ -116,6 +116,11 @@ class Job:
         engine.feed(Admitted(self.slot, self.generation, self._run, ids))
         return self
 
+    @property
+    def run(self) -> int:
+        """What names its tokens, once it is admitted."""
+        return self._run
+
     def say(self, *texts: str, ids: Sequence[int] | None = None) -> Job:
         """One token a text, all in one piece. Token ids count up from 10."""
         token_ids = list(ids) if ids is not None else [10 + self.sent + number for number in range(len(texts))]

@@ -1,10 +1,14 @@
-"""What a door says of a server that is not ready yet."""
+"""What a door says of its server: whether it is ready, and how long a request may be."""
 
 from __future__ import annotations
 
+import pytest
+
 from baton.frontends.process import status
+from baton.frontends.status import Gauges
 from baton.ipc.board import PlaceView
 from baton.ipc.frames import Role, Serving
+from tests.frontends.conftest import House
 
 
 def place(role: Role, phase: str) -> PlaceView:
@@ -23,3 +27,12 @@ def test_a_lost_process_is_recovery_and_a_drain_is_no_start() -> None:
     assert (said.ready, said.state, said.detail["worker-0"]) == (False, "recovering", "starting")
     assert status(Serving(True, True, ""), places).state == "draining"
     assert status(Serving(True, False, ""), places).ready
+
+
+@pytest.mark.parametrize(("kv_tokens", "length"), [(0, 4096), (512, 512), (1 << 20, 4096)])
+async def test_a_models_length_is_what_one_request_can_have_here(house: House, kv_tokens: int, length: int) -> None:
+    """None is known to a scheduler that has no worker yet; then it is the model's own."""
+    house.gauges = Gauges(kv_tokens_total=kv_tokens)
+    async with house.client.get(house.url + "/v1/models") as response:
+        (model,) = (await response.json())["data"]
+    assert model["max_model_len"] == length

@@ -132,7 +132,7 @@ def test_the_life_table() -> None:
 
 def test_the_gauges() -> None:
     board = make()
-    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 8, 9, 10, 11))
+    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 480, 8, 9, 10, 11))
     assert board.gauges() == {
         "requests_running": 1,
         "requests_waiting": 2,
@@ -141,6 +141,7 @@ def test_the_gauges() -> None:
         "kv_blocks_cached": 5,
         "preemptions_recompute": 6,
         "preemptions_swap": 7,
+        "kv_tokens_total": 480,
         "ledger_growth": 8,
         "ledger_resume": 9,
         "ledger_headroom": 10,

@@ -11,7 +11,7 @@ import pytest
 
 from baton.engine.batch import Sampling
 from baton.engine.effects import Plan, Row, Start, StepDone, TokenRecord
-from baton.engine.scores import pack, unpack
+from baton.engine.scores import PromptRecord, pack, pack_entry, unpack
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter, decode_step, encode_step
 from baton.ipc.ring import CURSORS, HEADER_BYTES, WRITTEN, Ring, RingDamaged, RingReader, RingWriter
 
@@ -53,7 +53,9 @@ def test_a_byte_turned_over_anywhere_in_a_frame_is_seen_and_the_next_frame_is_re
     for offset in range(frame_bytes - padding):
         begins = ring.words[WRITTEN] % ring.capacity
         writer.write(DONE)
-        if ring.words[WRITTEN] % ring.capacity != begins + frame_bytes:  # it went around the ring's end
+        if (
+            ring.words[WRITTEN] % ring.capacity != (begins + frame_bytes) % ring.capacity
+        ):  # it went around the ring's end
             begins = 0
         turn_over(path, begins + offset, offset % 8)
         assert reader.read() == [] and len(told) == offset + 1
@@ -116,7 +118,7 @@ def test_rivals_travel_with_their_token() -> None:
     assert unpack(three.records[0].tops) == [(42, -0.5), (7, -2.5)]
 
 
-EXTRAS_AT = 24 + 28 * len(DONE.records)
+EXTRAS_AT = 32 + 28 * len(DONE.records)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +156,58 @@ def test_noise_behind_the_records_never_gets_through_as_something_else() -> None
             damaged += 1
         else:
             assert len(found.records) <= 2 and all(len(record.tops) % 8 == 0 for record in found.records)
+    assert damaged > 1000
+
+
+SCORED = PromptRecord(5, 1, 3, 4, 2, pack_entry(3, [(42, -0.5), (7, -0.25)]) * 2)
+
+
+def test_what_is_told_of_prompts_travels_with_the_step() -> None:
+    done = StepDone(1, 8, DONE.records, [SCORED, PromptRecord(6, 2, 9, 1, 1, pack_entry(1, [(1, -1.0)]))])
+    assert decode_step(encode_step(done)) == done
+    assert decode_step(encode_step(StepDone(1, 9, [], [SCORED]))).prompts == [SCORED]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        struct.pack("=IIIIII", 1, 1, 1, 1, 1, 12) + bytes(8),  # longer than the frame
+        struct.pack("=IIIIII", 1, 1, 1, 1, 0x20000000, 12) + bytes(12),
+        struct.pack("=IIIIII", 1, 1, 1, 1, 0, 12),  # no entries
+        struct.pack("=IIIIII", 1, 1, 1, 0, 1, 12) + bytes(12),  # of the first token, that has none
+        struct.pack("=IIIIII", 1, 1, 1, 1, 1, 4) + bytes(4),  # an entry without a pair
+        struct.pack("=IIIIII", 1, 1, 1, 1, 1, 15) + bytes(15),  # half a pair
+        struct.pack("=IIIIII", 1, 1, 1, 1, 1, 12) + bytes(13),  # more than the frame should have
+        struct.pack("=IIII", 1, 1, 1, 1),  # cut off
+    ],
+)
+def test_prompts_that_do_not_fit_are_damage(prompt: bytes) -> None:
+    frame = bytearray(encode_step(StepDone(1, 7, [])) + prompt)
+    struct.pack_into("=II", frame, 24, 1, len(prompt))
+    with pytest.raises(RingDamaged):
+        decode_step(bytes(frame))
+    struct.pack_into("=II", frame, 24, 2, len(prompt))
+    with pytest.raises(RingDamaged):
+        decode_step(bytes(frame))
+
+
+def test_a_prompt_of_a_row_that_the_board_does_not_have_is_damage(ring: Ring) -> None:
+    told: list[RingDamaged] = []
+    reader = StepReader(RingReader(ring, 0), 5, told.append)
+    StepWriter(RingWriter(ring)).write(StepDone(1, 7, [], [SCORED]))
+    assert reader.read() == [] and "slot 5" in str(told[0])
+
+
+def test_noise_in_the_prompts_of_a_step_is_damage_or_a_step() -> None:
+    rng, whole, damaged = random.Random(6), encode_step(StepDone(1, 7, DONE.records, [SCORED, SCORED])), 0
+    for _ in range(5000):
+        frame = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            frame[rng.randrange(16, len(frame))] = rng.randrange(256)
+        try:
+            found = decode_step(bytes(frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
+        except RingDamaged:
+            damaged += 1
+        else:
+            assert all(len(prompt.entries) % prompt.count == 0 for prompt in found.prompts)
     assert damaged > 1000

@@ -78,14 +78,17 @@ def places_of(shape: Shape) -> list[Place]:
 def limits_of(rng: random.Random, shape: Shape, faults: list[Fault]) -> Limits:
     """The bounds of a world's processes: tight, so that they are met within a second."""
     full = any(fault.name == "full ring" for fault in faults)
-    token_ring_bytes = 1024 if full and shape.tokens_per_row_max == 1 else shape.token_ring_bytes
+    narrow = shape.token_ring_bytes <= 1024 or (full and shape.tokens_per_row_max == 1)
+    token_ring_bytes = 2048 if narrow else shape.token_ring_bytes
     return msgspec.structs.replace(
         shape.limits,
         mailbox_tokens_max=1024 if full else shape.limits.mailbox_tokens_max,
         inbox_frames_max=rng.choice((2, 8, 4096)),
         inbox_batch_frames_max=rng.choice((1, 64)),
         token_ring_bytes=token_ring_bytes,
-        top_logprobs_max=RIVALS if shape.tokens_per_row_max == 1 and token_ring_bytes > 1024 else 0,
+        step_tokens_max=min(8, shape.limits.step_tokens_max) if narrow else shape.limits.step_tokens_max,
+        top_logprobs_max=RIVALS if shape.tokens_per_row_max == 1 and not narrow else 0,
+        prompt_logprobs_max=0 if narrow or shape.tokens_per_row_max > 1 else RIVALS,
         plan_ring_bytes=shape.plan_ring_bytes,
         watch_interval_s=0.05,
         ping_interval_s=0.1,

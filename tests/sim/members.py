@@ -115,7 +115,7 @@ class Exhaustible:
         self._poisoned = shape.poison
         self.tokens_per_row_max = runner.tokens_per_row_max
         self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
-        self.host_blocks = runner.host_blocks
+        self.host_blocks, self.swap_bytes_per_s = runner.host_blocks, runner.swap_bytes_per_s
         self.move = runner.move
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:

@@ -14,10 +14,9 @@ import gguf
 
 from baton.workers.config import Card
 from baton.workers.model.vocabulary import byte_alphabet
-from tests.sim.script import END, PIECES, TABLE
+from tests.sim.script import BYTES, END, PIECES, TABLE
 
-_BYTES = [bytes([byte]) for byte in range(256) if bytes([byte]) not in PIECES]
-_IDS = {piece: token for token, piece in enumerate([*PIECES, *_BYTES]) if len(piece) == 1}
+_IDS = {piece: token for token, piece in enumerate([*PIECES, *BYTES]) if len(piece) == 1}
 
 
 def encode(text: str) -> list[int]:
@@ -34,7 +33,7 @@ def model_file() -> Path:
     alphabet = byte_alphabet()
     plain = [
         piece.decode() if token in TABLE.special else "".join(alphabet[byte] for byte in piece)
-        for token, piece in enumerate([*PIECES, *_BYTES])
+        for token, piece in enumerate([*PIECES, *BYTES])
     ]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("gpt2")

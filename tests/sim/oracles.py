@@ -21,7 +21,7 @@ from baton.engine.tokenizer import TokenizerCore
 from baton.ipc.board import RowView
 from baton.ipc.frames import Cancel, Handed, Life, Role, Submit, Text
 from baton.ipc.ring import CURSORS, WRITTEN
-from tests.sim.script import PIECES, VOCAB, whole
+from tests.sim.script import PIECES, VOCAB, prompt_scores, whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
@@ -216,6 +216,7 @@ class Oracles:
         if client.wish.kept and self._lost(client, finish):
             return
         self.check(finish.completion_tokens == len(client.ids), f"{told}: {len(client.ids)} tokens came")
+        self._told_of_prompt(client, finish)
         full = answer.reason != "refused" if client.wish.kept else not client.room
         if reason == "refused" and full:
             self.check(finish.failure is not None and finish.failure.status == 429, told)
@@ -232,6 +233,14 @@ class Oracles:
         else:
             self.check(finish.prompt_tokens == len(client.wish.prompt_ids), told)
         self.check((finish.failure is not None) == (reason in ("refused", "error")), told)
+
+    def _told_of_prompt(self, client: Client, finish: Finish) -> None:
+        """What was told of the prompt is true, each token once; all of it where there was an output token."""
+        truth, told = prompt_scores(client.wish), finish.prompt_scores
+        alone = client.wish.kept and finish.reason in CANCELS  # its answer goes on for others, perhaps
+        complete = finish.completion_tokens and not alone
+        right = told == truth if complete else told == truth[: len(told)]
+        self.check(right, f"{client} was told {told} of its prompt, the truth is {truth}")
 
     def _lost(self, client: Client, finish: Finish) -> bool:
         """Whether this end is that of an answer whose home died, or that was not waited for any longer."""

@@ -9,6 +9,7 @@ import codecs
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,8 +19,9 @@ from baton.engine.limits import Limits
 from baton.engine.order import MOVES
 from baton.engine.policies import Policies
 from baton.engine.text import TokenTable
-from baton.ipc.frames import Params, Prompt
-from baton.workers.fake import choose, follow
+from baton.ipc.frames import Candidate, Params, Prompt, PromptScored
+from baton.ipc.records import ring_holds
+from baton.workers.fake import choose, follow, prompt_entry
 
 MS = 1_000_000
 NEVER = -1
@@ -30,6 +32,8 @@ PIECES = [
     *("日本".encode(), _SMILE[:2], _SMILE[2:], _HAN[:1], _HAN[1:2], _HAN[2:], "ö".encode()[:1], "ö".encode()[1:]),
     *(b"ca", b"t ", b"<", b">", b"", b"end", b" of", b" line"),
 ]
+#: ids after those of the pieces, of which level two makes prompts: a byte each
+BYTES = [bytes([byte]) for byte in range(256) if bytes([byte]) not in PIECES]
 TABLE = TokenTable(PIECES, frozenset({0, END}))
 VOCAB = len(PIECES)
 POISON = 6
@@ -164,6 +168,19 @@ def sampling_of(params: Params) -> Sampling:
     return Sampling(*cuts, end_ids, params.min_tokens, top_logprobs=params.top_logprobs)
 
 
+def prompt_scores(wish: Wish) -> list[PromptScored]:
+    """What its client must be told of the prompt."""
+    top, state, told, pieces = wish.params.prompt_logprobs, 0, list[PromptScored](), [*PIECES, *BYTES]
+    if top is None:
+        return told
+    for before, token in pairwise(wish.prompt_ids):
+        state = follow(state, before)
+        rank, ((_, logprob), *rivals) = prompt_entry(state, token, top, VOCAB)
+        likeliest = [Candidate(rival, score, pieces[rival]) for rival, score in rivals]
+        told.append(PromptScored(token, logprob, pieces[token], rank, likeliest))
+    return told
+
+
 def make_shape(rng: random.Random) -> Shape:
     """Cut a world."""
     block_tokens = rng.choice((1, 4, 4, 8))
@@ -193,7 +210,7 @@ def make_shape(rng: random.Random) -> Shape:
         block_tokens=block_tokens,
         context_tokens=rng.choice((32, 48)),
         mean_tokens=rng.choice((6, 20)),
-        token_ring_bytes=rng.choice((1024, 4096)) if tokens_per_row_max == 1 else 4096,
+        token_ring_bytes=rng.choice((1024, 8192)) if tokens_per_row_max == 1 else 16384,
         plan_ring_bytes=8192,
         slow_links=rng.random() < 0.5,
         repeats=rng.random() < 0.3,
@@ -256,8 +273,26 @@ def rank_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
 def make_ranked_wishes(
     seed: int, rng: random.Random, shape: Shape, encode: Callable[[str], list[int]] = tokenize
 ) -> list[Wish]:
-    """What the clients of one world want, some of them the likeliest tokens."""
-    return rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
+    """What the clients of one world want, some of them the likeliest tokens, some to be told of their prompt."""
+    wishes = rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
+    return ask_about_prompts(seed, wishes, shape)
+
+
+def ask_about_prompts(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
+    """In every other world some clients want to know how likely each token of their prompt was.
+
+    It has chance of its own, so that the other wishes stay as they are.
+    """
+    rng, limits = random.Random(f"prompt {seed}"), shape.limits
+    rows = (limits.running_requests_max * shape.tokens_per_row_max, RIVALS)
+    if rng.random() < 0.5 or not ring_holds(shape.token_ring_bytes, *rows, limits.step_tokens_max, RIVALS):
+        return wishes
+    return [
+        replace(wish, params=msgspec.structs.replace(wish.params, prompt_logprobs=rng.randint(0, RIVALS)))
+        if rng.random() < 0.4
+        else wish
+        for wish in wishes
+    ]
 
 
 def keep_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:

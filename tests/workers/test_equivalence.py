@@ -1,4 +1,4 @@
-"""The same tokens, whatever happens: chunks, a full pool, preemption, one step ahead, on the real model in float32."""
+"""The same tokens whatever happens, on the real model in float32: chunks, a full pool, preemption both ways, ahead."""
 
 from __future__ import annotations
 
@@ -12,21 +12,34 @@ from baton.workers.runner import Runner
 from tests.workers.workloads import House, Played, Request, closeness, play, workload
 
 BLOCKS = 96
+HOST_BLOCKS, SWAP_BYTES = 24, 32 << 20
+SWAP = 1 << 60  # bytes a second: a swap is always believed to be the cheaper way
 NEAR = 1e-4
 
-ALONE = Policies(prefix_cache=False, admission="optimistic")
+ALONE, CACHED = (Policies(prefix_cache=cached, admission="optimistic") for cached in (False, True))
 UNDISTURBED = House("undisturbed", BLOCKS, Limits(step_tokens_max=4096, steps_in_flight_max=1), ALONE)
 HOUSES = [
     House("chunks", BLOCKS, Limits(step_tokens_max=13, steps_in_flight_max=1), ALONE),
     House("cached and ahead", BLOCKS, Limits(step_tokens_max=4096)),
     House("tight", 4, Limits(step_tokens_max=29, steps_in_flight_max=1), ALONE),
-    House("tight, cached, ahead, in chunks", 4, Limits(step_tokens_max=29), Policies(admission="optimistic")),
+    House("tight, cached, ahead, in chunks", 4, Limits(step_tokens_max=29), CACHED),
+    House(
+        "swapped",
+        *(4, Limits(step_tokens_max=29, steps_in_flight_max=1, swap_prior_bytes_per_s=SWAP), ALONE),
+        host_blocks=HOST_BLOCKS,
+    ),
+    House(
+        "swapped, cached, ahead",
+        *(4, Limits(step_tokens_max=29, swap_prior_bytes_per_s=SWAP), CACHED),
+        host_blocks=HOST_BLOCKS,
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def runner(model_path: Path) -> Runner:
-    return Runner(model_path, dtype="float32", weights="float32", blocks=BLOCKS, threads=1)
+    swap = {"swap_bytes": SWAP_BYTES, "verify_swaps": True}
+    return Runner(model_path, dtype="float32", weights="float32", blocks=BLOCKS, threads=1, **swap)
 
 
 def compare(runner: Runner, requests: list[Request], reference: Played, found: Played, name: str) -> tuple[int, int]:
@@ -67,9 +80,16 @@ def test_twenty_workloads_say_the_same_whatever_happens(runner: Runner) -> None:
     happened = run(runner, range(20), 1)
     assert happened["preemptions"] >= 5
     assert happened["cached_tokens"] >= 100 and happened["copies"] >= 1
+    assert happened["swaps"] >= 1
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_two_hundred_workloads_say_the_same_whatever_happens(runner: Runner) -> None:
     run(runner, range(200), len(HOUSES))
+
+
+def test_how_fast_blocks_move_to_the_host_and_back_is_measured(runner: Runner) -> None:
+    assert runner.swap_bytes_per_s == 0
+    runner.time_swaps()
+    assert runner.swap_bytes_per_s > 1 << 20

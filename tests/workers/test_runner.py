@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from baton.engine.batch import END_FLAG, History, Sampled, Sampling, StepRow
+from baton.engine.scores import unpack_entries
 from baton.workers.cache import BLOCK_SIZE
 from baton.workers.runner import Runner
 
@@ -206,3 +207,25 @@ def test_the_layout_describes_the_pool(runner: Runner) -> None:
     )
     assert layout.dtype == "bfloat16" and layout.bytes_per_block == 2 * 30 * 16 * 3 * 64 * 2
     assert len(runner.weights_digest) == 64
+
+
+@pytest.mark.parametrize("chunk", [5, 40, 1 << 20])
+def test_a_prompt_is_told_of_as_if_each_token_had_been_sampled(exact: Runner, chunk: int) -> None:
+    """The reference's answer as a prompt: each of its tokens was the likeliest, with the reference's chance."""
+    reference, top = REFERENCES[0], 2
+    known = reference["prompt_ids"] + reference["output_ids"]
+    blocks, entries = list(range(-(-len(known) // BLOCK_SIZE))), b""
+    asked = msgspec.structs.replace(GREEDY, prompt_logprobs=top)
+    for start in range(0, len(known), chunk):
+        tokens, targets = known[start : start + chunk], known[start + 1 : start + 1 + chunk]
+        row = StepRow(0, tokens, start, blocks, False, 0, asked, targets=targets)
+        other = StepRow(1, [5], 0, [BLOCKS - 1], True, 0, GREEDY)
+        exact.step([other, row])
+        entries += row.prompt_scores
+        assert other.prompt_scores == b""
+    found = list(unpack_entries(entries, top))
+    assert len(found) == len(known) - 1
+    said = found[len(reference["prompt_ids"]) - 1 :]
+    assert [rank for rank, _ in said] == [1] * len(reference["output_ids"])
+    assert [pairs[0][0] for _, pairs in said] == [pairs[1][0] for _, pairs in said] == reference["output_ids"]
+    assert [pairs[0][1] for _, pairs in said] == pytest.approx(reference["logprobs"], abs=1e-3)

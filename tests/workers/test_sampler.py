@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampling
-from baton.engine.scores import unpack
-from baton.workers.sampler import CANDIDATES, philox4x32, sample, uniforms
+from baton.engine.scores import unpack, unpack_entries
+from baton.workers.sampler import CANDIDATES, philox4x32, prompt_scores, sample, uniforms
 
 VOCAB = 2000
 
@@ -188,3 +188,17 @@ def test_a_row_without_sound_numbers_has_no_likeliest_tokens() -> None:
     rows = [Sampling(0.0, 1.0, 0, 0, (), top_logprobs=2)] * 2
     out = sample(logits, rows, [0, 0])
     assert out[0].tops == b"" and [token for token, _ in unpack(out[1].tops)] == [8, 7]
+
+
+@pytest.mark.parametrize("top", [0, 1, 20])
+def test_a_prompts_tokens_have_their_own_log_probability_their_rank_and_the_likeliest(top: int) -> None:
+    logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(5))
+    targets = [0, 49, 3, int(logits[3].argmax()), int(logits[4].argmin()), 7, 8]
+    raw, found = logits.log_softmax(-1), list(unpack_entries(prompt_scores(logits, targets, top), top))
+    assert len(found) == 7 and (found[3][0], found[4][0]) == (1, 50)
+    for row, (target, (rank, ((token, logprob), *others))) in enumerate(zip(targets, found, strict=True)):
+        assert (token, rank) == (target, 1 + int((raw[row] > raw[row, target]).sum()))
+        assert logprob == pytest.approx(raw[row, target].item(), abs=1e-5)
+        best = raw[row].topk(top) if top else None
+        assert [other for other, _ in others] == (best.indices.tolist() if best else [])
+        assert [score for _, score in others] == pytest.approx(best.values.tolist() if best else [], abs=1e-5)

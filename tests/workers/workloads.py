@@ -37,12 +37,13 @@ class Request:
 
 @dataclass(frozen=True)
 class House:
-    """What a workload meets. ``blocks`` is the size of the pool."""
+    """What a workload meets. ``blocks`` is the size of the pool, ``host_blocks`` that of the swap space."""
 
     name: str
     blocks: int
     limits: Limits
     policies: Policies = field(default_factory=Policies)
+    host_blocks: int = 0
 
 
 @dataclass
@@ -91,11 +92,12 @@ def _params(chance: random.Random, number: int) -> Params:
 def play(runner: Runner, requests: list[Request], house: House) -> Played:
     """Serve the workload to its end; every request says all its tokens, each once."""
     own = runner.layout
-    assert house.blocks <= own.blocks
+    assert house.blocks <= own.blocks and house.host_blocks <= runner.host_blocks
     layout = KVLayout(
         own.block_size, house.blocks, own.bytes_per_block, own.layers, own.kv_heads, own.head_dim, own.dtype
     )
-    engine = Lockstep(SLOTS, layout, runner.config.vocab, runner.config.context_length, house.limits, house.policies)
+    model = (runner.config.vocab, runner.config.context_length)
+    engine = Lockstep(SLOTS, layout, *model, house.limits, house.policies, house.host_blocks)
     worker = WorkerCore(0, (1,), own.block_size)
     found = Played([[] for _ in requests])
     coming = list(enumerate(requests))
@@ -121,6 +123,7 @@ def play(runner: Runner, requests: list[Request], house: House) -> Played:
     found.preemptions = engine.core.batcher.preemptions
     pool = engine.core.batcher.pool
     assert pool is not None and pool.available == pool.total, "a block was not given back"
+    assert pool.host.free == house.host_blocks, "a host block was not given back"
     found.cached_tokens = pool.counts.hits
     for request, said in zip(requests, found.outputs, strict=True):
         assert len(said) == request.params.max_tokens, "a request did not say all it may"

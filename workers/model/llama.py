@@ -72,20 +72,19 @@ class Llama:
         self._ffn_norms = [layer.ffn_norm.float() for layer in weights.layers]
         self._norm = weights.norm.float()
 
-    def logits(
+    def states(
         self,
         ids: Tensor,
         ragged: Ragged,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
-        sampled: Tensor,
         layers: int | None = None,
     ) -> Tensor:
-        """Compute a step: ``ids`` [tokens] enter the pools, float32 ``[sampled, vocab]`` come back.
+        """Compute a step: ``ids`` [tokens] enter the pools, the last layer's sums come back, float32 ``[tokens,
+        hidden]``.
 
-        ``keys`` and ``values`` are the pools of each layer, ``sampled`` the indices of the tokens whose
-        logits are wanted; where it is empty only the pools change. ``layers`` are how many are computed, by
-        default all: the first two take as much memory at once as all of them.
+        ``keys`` and ``values`` are the pools of each layer. ``layers`` are how many are computed, by default all: the
+        first two take as much memory at once as all of them.
         """
         config, project, eps = self.config, self._products.project, self.config.rms_eps
         tokens, heads, kv_heads = ids.shape[0], config.heads, config.kv_heads
@@ -100,5 +99,9 @@ class Llama:
             x += project(seen.view(tokens, -1), layer.out)
             h = rms_norm(x, self._ffn_norms[index], eps, self.dtype)
             x += project(silu_mul(project(h, layer.gate_up)), layer.down)
-        last = rms_norm(x.index_select(0, sampled), self._norm, eps, self.dtype)
+        return x
+
+    def logits(self, states: Tensor, wanted: Tensor) -> Tensor:
+        """float32 ``[wanted, vocab]`` of the tokens at these indices of a step's ``states``."""
+        last = rms_norm(states.index_select(0, wanted), self._norm, self.config.rms_eps, self.dtype)
         return self._products.logits(last, self.weights.head)
