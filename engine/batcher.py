@@ -18,6 +18,7 @@ from baton.engine.ownership import Ownership
 from baton.engine.pace import Pace
 from baton.engine.policies import Policies
 from baton.engine.preemption import WAYS, Preemption, own_blocks
+from baton.engine.prefix import PrefixCounts
 from baton.engine.seating import Seating, freed_blocks, held_blocks
 from baton.engine.sequence import Sequence
 
@@ -40,6 +41,7 @@ class Batcher:
         self.running: dict[Sequence, None] = {}
         self.suspects: dict[Sequence, None] = {}  # a worker died over them; each runs alone until it gains a token
         self.pool: BlockPool | None = None
+        self.prefix_counts = PrefixCounts()  # of all pools
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
         self.preemption = Preemption(limits, self.pace.step_time)
         self.tokens_per_row = 1  # so many a step may yield for one sequence
@@ -53,14 +55,16 @@ class Batcher:
         """How often anybody gave way."""
         return self.preemption.counts.total()
 
+    @property
     def gauges(self) -> tuple[int, ...]:
-        """What is shown of it (``ipc.board.GAUGE_NAMES``)."""
+        """What the board shows, in the order of its names for it."""
         pool = self.pool
         blocks = (pool.total, pool.free, pool.cached) if pool is not None else (0, 0, 0)
-        tokens = pool.capacity_tokens if pool is not None else 0
-        promised = self.seating.promised() if pool is not None else (0, 0, 0, 0)
+        tokens, found = pool.capacity_tokens if pool is not None else 0, self.prefix_counts
         gave_way = (self.preemption.counts[way] for way in WAYS)
-        return (len(self.running), len(self.waiting), *blocks, *gave_way, tokens, *promised)
+        held = (len(self.running), len(self.waiting), *blocks, *gave_way, tokens)
+        promised = self.seating.promised() if pool is not None else (0, 0, 0, 0)
+        return (*held, found.queries, found.hits, found.evictions, *promised)
 
     def greeted(self, pool: BlockPool, memory: Memory) -> None:
         """Workers are there, with an empty cache."""

@@ -308,7 +308,8 @@ DoorEffect = Named | Begin | Deliver | Finish | Seen
 class Account(msgspec.Struct, frozen=True, gc=False):
     """The one account of a request, from which bill, log, metrics and trace take their numbers.
 
-    ``release_ns`` is how long a cancelled request held on to anything after it was cancelled.
+    ``release_ns`` is how long a cancelled request held on to anything after it was cancelled, ``code`` that of its
+    failure.
     """
 
     request_id: bytes
@@ -325,6 +326,7 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     status: int
     release_ns: int | None = None
     cached_tokens: int = 0
+    code: str | None = None
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

@@ -114,12 +114,8 @@ class SchedulerCore:
                 raise AssertionError(f"no such event for a scheduler: {event!r}")
         self._finish_ended(now_ns, out)
         self._plan(landed, now_ns, out)
-        self._publish()
+        self.board.set_gauges(self.batcher.gauges)
         return out
-
-    def _publish(self) -> None:
-        """Show the gauges to whoever reads the board."""
-        self.board.set_gauges(self.batcher.gauges())
 
     # -------------------------------------------------------------------------------- coming in
 
@@ -189,7 +185,8 @@ class SchedulerCore:
         if len(self.ranks) == len(group):
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             hosts = min(hello.host_blocks for hello in self.ranks.values())
-            pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts)
+            found = self.batcher.prefix_counts
+            pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
             self.batcher.greeted(pool, memory_of(self.ranks.values()))
             self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())

@@ -144,6 +144,7 @@ def accounts(family: list[Stream], opened: Open, now_ns: int) -> tuple[Span, Acc
         failure.status if failure is not None else 200,
         release_ns,
         finish.cached_tokens,
+        failure.code if failure is not None else None,
     )
     return span, account
 

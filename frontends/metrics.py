@@ -99,9 +99,10 @@ TOKEN = _Histogram("baton_inter_token_seconds", "Mean time between a request's t
 RELEASE = _Histogram(
     "baton_cancel_release_seconds", "From a cancel until all that the request held is free.", _CANCEL_SECONDS, _NS
 )
+INVALID = _Counter("baton_invalid_logits", "Requests ended because the model's numbers were not finite.", {})
 #: the order is the layout of the words
 METRICS: tuple[_Counter | _Histogram, ...] = (
-    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS),
+    *(REQUESTS, REFUSED, IGNORED, PROMPT_TOKENS, CACHED_TOKENS, COMPLETION_TOKENS, RESTARTS, INVALID),
     *(OUTPUT, FIRST, WHOLE, TOKEN, RELEASE),
 )
 for _before, _after in pairwise(METRICS):
@@ -128,6 +129,12 @@ class _All(Collector):
         gave_way.add_metric(["recompute"], now.preemptions_recompute)
         gave_way.add_metric(["swap"], now.preemptions_swap)
         yield gave_way
+        for name, help_, count in (
+            ("queries_tokens", "Prompt tokens that were looked up in the prefix cache.", now.prefix_queries_tokens),
+            ("hits_tokens", "Tokens that the prefix cache had.", now.prefix_hits_tokens),
+            ("evictions", "Blocks that the prefix cache gave up for their room.", now.prefix_evictions_blocks),
+        ):
+            yield CounterMetricFamily(f"baton_prefix_cache_{name}", help_, count)
         ledger = GaugeMetricFamily("baton_ledger_blocks", "KV blocks, by the line of the ledger.", labels=["line"])
         for line, blocks in now.ledger.items():
             ledger.add_metric([line], blocks)
@@ -162,6 +169,7 @@ class Metrics:
         CACHED_TOKENS.add(mine, (), account.cached_tokens)
         COMPLETION_TOKENS.add(mine, (), account.completion_tokens)
         RESTARTS.add(mine, (), account.lives - 1)
+        INVALID.add(mine, (), account.code == "invalid_logits")
         OUTPUT.observe(mine, account.completion_tokens)
         WHOLE.observe(mine, account.closed_ns - account.received_ns)
         if account.first_token_ns:

@@ -1,8 +1,8 @@
 """What a client may write in a request, as literal tables: what is read, what only labels, what is refused by name.
 
 Nothing a client sends is dropped silently. A parameter is read by ``validate``, or recorded as a label, or refused by
-name unless its value changes nothing; a name that is in no table is a typo or a newcomer: it is accepted, counted and
-named in the ``X-Ignored-Params`` header.
+name unless its value changes nothing; what another door reads is known here too. A name that is in no table is a typo
+or a newcomer: it is accepted, counted and named in the ``X-Ignored-Params`` header.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ NO_SEQUEL = "is not supported: a response cannot be gone on with, send the whole
 NO_BACKGROUND = "is not supported: a request belongs to its connection; resumable lets it come back"
 NO_TEMPLATES = "is not supported: no prompts are kept here"
 NO_RESUMING = "is not supported here: only responses, and the SDK's requests, can be resumed"
+ELSEWHERE = "is a parameter of another endpoint, not of this one"
 NO_MEDIA = "is not supported: this model reads and writes text"
 
 #: parameter -> (values that change nothing, why any other is refused); null changes nothing anywhere
@@ -126,8 +127,7 @@ REFUSED_EVERYWHERE: dict[str, tuple[tuple[object, ...], str]] = {
     "parallel_tool_calls": ((True, False), NO_TOOLS),
 }
 
-REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
-    **REFUSED_EVERYWHERE,
+_CHAT_ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "best_of": ((1,), "belongs to completions"),
     "functions": (([],), NO_TOOLS),
     "function_call": (("none", "auto"), NO_TOOLS),
@@ -147,16 +147,14 @@ REFUSED_CHAT: dict[str, tuple[tuple[object, ...], str]] = {
     "resumable": ((False,), NO_RESUMING),
 }
 
-REFUSED_COMPLETION: dict[str, tuple[tuple[object, ...], str]] = {
-    **REFUSED_EVERYWHERE,
+_COMPLETION_ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "top_logprobs": (NEVER, "belongs to chats; here logprobs itself says how many"),
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
     "resumable": ((False,), NO_RESUMING),
 }
 
-REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
-    **REFUSED_EVERYWHERE,
+_RESPONSE_ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "n": ((1,), "is not supported here: a response has one choice"),
     "prompt_logprobs": ((False,), "belongs to chats and completions"),
     "best_of": ((1,), "belongs to completions"),
@@ -175,6 +173,24 @@ REFUSED_RESPONSE: dict[str, tuple[tuple[object, ...], str]] = {
     "access_programs": (NEVER, NOT_YET),
     "stream_options": (({},), NOT_YET),
 }
+
+#: what any door knows: at the others it is no typo
+_ANYWHERE = {
+    **(_CHAT_ONLY | _COMPLETION_ONLY | _RESPONSE_ONLY),
+    **dict.fromkeys((*CHAT, *COMPLETION, *RESPONSE, *STREAMING), (NEVER, ELSEWHERE)),
+    **REFUSED_EVERYWHERE,
+}
+
+
+def _refused(
+    read: tuple[str, ...], own: dict[str, tuple[tuple[object, ...], str]]
+) -> dict[str, tuple[tuple[object, ...], str]]:
+    return {name: entry for name, entry in {**_ANYWHERE, **own}.items() if name not in read}
+
+
+REFUSED_CHAT = _refused((*CHAT, *STREAMING), _CHAT_ONLY)
+REFUSED_COMPLETION = _refused((*COMPLETION, *STREAMING), _COMPLETION_ONLY)
+REFUSED_RESPONSE = _refused(RESPONSE, _RESPONSE_ONLY)
 
 REFUSED_STREAM_OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "include_obfuscation": ((False,), "is not supported"),

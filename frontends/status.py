@@ -27,6 +27,9 @@ class Gauges:
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
     kv_tokens_total: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    prefix_evictions_blocks: int = 0
     ledger_growth: int = 0
     ledger_resume: int = 0
     ledger_headroom: int = 0

@@ -24,10 +24,11 @@ TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
 INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
-#: what the scheduler shows of itself, a word each
+#: what the scheduler publishes; preemptions and what is of prefixes only grow, from its start on
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
     *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
+    *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks"),
     *("ledger_growth", "ledger_resume", "ledger_headroom", "ledger_swapped"),
 )
 #: how far a process has come in starting; the number stands on the board
@@ -206,11 +207,14 @@ class Board:
 
     def rows(self) -> Iterator[RowView]:
         """Every live request; each row is consistent in itself, not with the others."""
+        words = self._words
         for slot in range(self.frontends * self.slots_per_frontend):
+            at = ROWS_AT + slot * ROW_WORDS
+            if not words[at + COPIES + 4 * (words[at] & 1) + 1] >> 56:  # most are free, and need not be read whole
+                continue
             row = self.row(slot)
             if row.role:
-                at = ROWS_AT + slot * ROW_WORDS
-                counts, delivered = self._words[at + COUNTS], self._words[at + DELIVERED]
+                counts, delivered = words[at + COUNTS], words[at + DELIVERED]
                 request_id, trace = self.identity(slot)
                 cancelled = self.cancelled(slot, row.generation)
                 yield RowView(slot, row, request_id, trace, counts >> 32, counts & _LOW, delivered, cancelled)
@@ -265,8 +269,8 @@ class Board:
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
-        """The scheduler's: the values of ``GAUGE_NAMES``, in that order."""
-        assert len(values) == len(GAUGE_NAMES)
+        """The scheduler's: the first of ``GAUGE_NAMES``, as many as there are values."""
+        assert len(values) <= len(GAUGE_NAMES) <= PLACE_WORDS - GAUGES
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value

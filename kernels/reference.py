@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from baton.kernels.upload import upload
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -78,18 +80,18 @@ def plan_ragged(parts: Sequence[Part], block_size: int, device: torch.device) ->
             slots.extend(part.table[p // block_size] * block_size + p % block_size for p in span)
         build = _prefill_group if chunk else _decode_group
         groups.append(build(first, members, width, block_size, device))
-    return Ragged(torch.tensor(positions, device=device), torch.tensor(slots, device=device), tuple(groups))
+    return Ragged(upload(positions, device), upload(slots, device), tuple(groups))
 
 
 def _decode_group(first: int, members: list[Part], width: int, block_size: int, device: torch.device) -> Group:
     keys = width * block_size
-    lengths = torch.tensor([part.start + 1 for part in members], device=device)
+    lengths = upload([part.start + 1 for part in members], device)
     tables = []
     for part in members:
         own = list(part.table[: part.start // block_size + 1])
         # Padding repeats the sequence's first block: what is wrong there is wrong with that one alone.
         tables += own + own[:1] * (width - len(own))
-    blocks = torch.tensor(tables, device=device)
+    blocks = upload(tables, device)
     unseen = torch.arange(keys, device=device) >= lengths[:, None]
     mask = torch.zeros(unseen.shape, device=device).masked_fill_(unseen, float("-inf"))
     return Group(first, len(members), 1, keys, blocks, mask[:, None, None, :])
@@ -98,7 +100,7 @@ def _decode_group(first: int, members: list[Part], width: int, block_size: int, 
 def _prefill_group(first: int, members: list[Part], _: int, block_size: int, device: torch.device) -> Group:
     (part,) = members
     keys = part.start + part.count
-    blocks = torch.tensor(list(part.table[: -(-keys // block_size)]), device=device)
+    blocks = upload(list(part.table[: -(-keys // block_size)]), device)
     mask = None
     if part.start > 0:
         ahead = torch.full((part.count, keys), float("-inf"), device=device)

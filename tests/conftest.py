@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import settings
 
 from baton.workers.model.pull import pull
 
-settings.register_profile("baton", deadline=None)  # a loaded machine is no defect of what is tested
-settings.load_profile("baton")
+# A loaded machine is no defect of what is tested. `HYPOTHESIS_PROFILE=deep` looks for longer.
+settings.register_profile("baton", deadline=None, max_examples=50)
+settings.register_profile("deep", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "baton"))
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ ONLY_IN = {
         "frontends.client.connection",
     ),
     "torch": ("workers.gpu", "workers.runner", "workers.cache", "workers.sampler", "workers.model.*", "kernels.*"),
-    "baton.kernels": ("workers.runner", "workers.model.*", "kernels.*"),
+    "baton.kernels": ("workers.runner", "workers.cache", "workers.sampler", "workers.model.*", "kernels.*"),
     "tokenizers": ("workers.model.vocabulary", "workers.tokenizer"),
     "aiohttp": ("frontends.*",),
     "opentelemetry": ("ipc.otlp",),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.blocks import Move
+from baton.kernels.upload import upload
 from baton.workers.model.config import ModelConfig
 
 BLOCK_SIZE = 16
@@ -116,7 +117,7 @@ class KvPool:
         infinities a former owner may have left there.
         """
         if blocks:
-            self._pool.index_fill_(2, torch.tensor(blocks, device=self._pool.device), 0.0)
+            self._pool.index_fill_(2, self._numbers(blocks), 0.0)
 
     def move(self, moves: Iterable[tuple[int, int, int]]) -> None:
         """Carry out ``(kind, source, destination)`` (see ``engine.blocks.Move``) as if one after the other."""
@@ -169,8 +170,8 @@ class KvPool:
         if batch:
             yield list(batch.values()), list(batch)
 
-    def _numbers(self, blocks: list[int]) -> Tensor:
-        return torch.tensor(blocks, device=self._pool.device)
+    def _numbers(self, blocks: Sequence[int]) -> Tensor:
+        return upload(blocks, self._pool.device)
 
     def _gather(self, blocks: list[int]) -> Tensor:
         return self._pool.index_select(2, self._numbers(blocks))

@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     itl_target_ms: Annotated[float, msgspec.Meta(ge=0)] = 200.0  # 0 is none
     worker: Literal["model", "scripted"] = "model"
     scripted_step_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    scripted_faulty_seed: Count | None = None  # the numbers of a request with this seed are not finite after a token
     run_directory: str | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     trace_sample_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0

@@ -3,6 +3,11 @@
 It keeps a cache as a real model does, in the blocks it is told to use, and a token is a pure function of the request's
 seed and of everything the cache says came before. So a block given to two sequences, a lost token or a wrong position
 changes what it says next. It never sleeps: ``cost_ns`` says how long a step would have taken.
+
+Of a request's parameters it heeds ``seed``, what ends an answer (``stop_token_ids``, ``ignore_eos``, ``min_tokens``;
+stop strings and ``max_tokens`` are not a worker's business) and ``top_logprobs``, with made-up numbers. It has no
+logits, so what shapes them means nothing to it: temperature, top-k, top-p, min-p, penalties, bias, allowed ids, bad
+words, and which of several choices it is.
 """
 
 from __future__ import annotations
@@ -22,16 +27,17 @@ def follow(state: int, token: int) -> int:
 
 
 def choose(state: int, sampling: Sampling, vocab: int, mean_tokens: int, position: int = 1 << 30) -> int:
-    """The token after a context: the first end id once in ``mean_tokens`` tokens, else any id that is no end id.
+    """The token after a context: once in ``mean_tokens`` tokens one of the end ids, else any id that is none.
 
-    Below output position ``sampling.min_tokens`` it is no end id.
+    The end ids are the model's own, unless they are ignored, and those the client named. Below output position
+    ``sampling.min_tokens`` it is none of them.
     """
     mixed = (state ^ (sampling.seed * 0x9E3779B97F4A7C15)) & _MASK
     mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
     mixed ^= mixed >> 31
     if sampling.end_ids and position >= sampling.min_tokens and mixed % mean_tokens == 0:
-        return sampling.end_ids[0]
+        return sampling.end_ids[(mixed >> 24) % len(sampling.end_ids)]
     token = (mixed >> 24) % vocab
     while token in sampling.end_ids:
         token = (token + 1) % vocab

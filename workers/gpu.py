@@ -223,7 +223,10 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             SCRIPTED_BLOCK_TOKENS, settings.kv_blocks or SCRIPTED_BLOCKS, SCRIPTED_BLOCK_BYTES, 0, 0, 0, "none"
         )
         hosts = swap_bytes(settings) // layout.block_bytes
-        scripted = ScriptedRunner(card.vocab, layout.blocks, layout.block_tokens, host_blocks=hosts)
+        seed = settings.scripted_faulty_seed
+        faulty = {} if seed is None else {seed: 1}
+        sizes = (card.vocab, layout.blocks, layout.block_tokens)
+        scripted = ScriptedRunner(*sizes, faulty=faulty, host_blocks=hosts)
         return scripted, layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError

@@ -8,21 +8,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from baton.engine.batch import Sampled, Sampling, StepRow
+from baton.engine.batch import UNKNOWN, Sampled, Sampling, StepRow
 from baton.engine.blocks import Move
 from baton.kernels.reference import Part, padded_blocks, plan_ragged
+from baton.kernels.upload import upload
 from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
 from baton.workers.largest import largest_steps
 from baton.workers.model.weights import load_model
 from baton.workers.peak import Peak, resident_peak
-from baton.workers.sampler import prompt_scores, sample
+from baton.workers.sampler import Choice, choose, prompt_scores
 from baton.workers.workspace import remembered
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -36,8 +39,21 @@ def has_device(device: str) -> bool:
     return device == "cpu" or torch.cuda.is_available()
 
 
+@dataclass(slots=True, eq=False)
+class Launched:
+    """A step that was begun: the slots it samples for, and what it chooses for them; None where it is for none."""
+
+    slots: list[int]
+    choice: Choice | None
+
+
 class Runner:
-    """One device's model. ``layout``, ``config`` and ``weights_digest`` describe it and do not change."""
+    """One device's model. ``layout``, ``config`` and ``weights_digest`` describe it and do not change.
+
+    Steps and moves take effect in the order in which they are asked for. A device that works by itself is
+    ``asynchronous``: a step may be launched before the ones before it were collected. Each slot's last sampled token
+    stays on the device, so that such a step finds it there.
+    """
 
     def __init__(
         self,
@@ -65,6 +81,9 @@ class Runner:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         self.tokens_per_row_max = 1
         self._device = torch.device(device)
+        self.asynchronous = self._device.type == "cuda"
+        self._last = torch.zeros(0, dtype=torch.int64, device=self._device)  # by slot
+        self._sampling: Counter[int] = Counter()  # slots that launched steps sample for, which were not collected
         self._model = load_model(model_path, DTYPES[dtype], DTYPES[weights], self._device)
         self.config = self._model.config
         self.weights_digest = self._model.weights.digest
@@ -92,37 +111,67 @@ class Runner:
         Answers follow the order of ``rows``, one for each with ``sample`` set. A row with ``targets`` has their
         ``prompt_scores`` afterwards.
         """
-        return self._step(rows)
+        return self.collect(self.launch(rows))
 
-    def _step(self, rows: Sequence[StepRow], layers: int | None = None) -> list[Sampled]:
+    def launch(self, rows: Sequence[StepRow]) -> Launched:
+        """Begin such a step; what to ``collect``, in the order of launching.
+
+        A token that is ``UNKNOWN`` is the one that the last launched step samples for the row's slot.
+        """
+        return self._launch(rows)
+
+    def collect(self, launched: Launched) -> list[Sampled]:
+        """Wait for a step; what it sampled."""
+        self._sampling -= Counter(launched.slots)
+        return launched.choice.answers() if launched.choice is not None else []
+
+    def _launch(self, rows: Sequence[StepRow], layers: int | None = None) -> Launched:
         # Decoding rows of like length first, so that they attend together.
         ordered = sorted(rows, key=_attention_order)
         ids = [token for row in ordered for token in row.tokens]
+        unknown = [(at, slot) for at, slot in enumerate(_slots(ordered)) if ids[at] == UNKNOWN]
+        assert all(self._sampling[slot] for _, slot in unknown), "an unknown token that no launched step samples"
+        for at, _ in unknown:
+            ids[at] = 0
         assert ids and min(ids) >= 0 and max(ids) < self.config.vocab, "token ids outside the vocabulary"
         ends, total = {}, 0
         for row in ordered:
             total += len(row.tokens)
             ends[id(row)] = total - 1
         sampled = [row for row in rows if row.sample]
+        slots = [row.slot for row in sampled]
         parts = [Part(row.start, len(row.tokens), row.blocks) for row in ordered]
         with torch.inference_mode():
             ragged = plan_ragged(parts, BLOCK_SIZE, self._device)
             self._pool.clear([block for part in parts for block in _begun(part)])
-            states = self._model.states(
-                torch.tensor(ids, device=self._device), ragged, self._pool.keys, self._pool.values, layers
-            )
+            tokens = upload(ids, self._device)
+            if unknown:
+                places, theirs = upload(unknown, self._device).T
+                tokens[places] = self._last[theirs]
+            states = self._model.states(tokens, ragged, self._pool.keys, self._pool.values, layers)
             for row in ordered:
                 if row.targets:
                     self._score(row, states[ends[id(row)] + 1 - len(row.tokens) :])
             if not sampled:
-                return []
+                return Launched([], None)
             logits = self._model.logits(states, self._indices([ends[id(row)] for row in sampled]))
-            return sample(
+            choice = choose(
                 logits[:, : self._vocab],
                 [row.sampling for row in sampled],
                 [row.position for row in sampled],
                 [row.history for row in sampled],
             )
+            self._remember(slots, choice.tokens)
+            choice.fetch()
+        self._sampling.update(slots)
+        return Launched(slots, choice)
+
+    def _remember(self, slots: list[int], tokens: torch.Tensor) -> None:
+        """Keep each slot's last token where the next step finds it."""
+        if (missing := max(slots) + 1 - len(self._last)) > 0:
+            room = max(missing, len(self._last))  # twice as many, so that growing is rare
+            self._last = torch.cat((self._last, torch.zeros(room, dtype=torch.int64, device=self._device)))
+        self._last[upload(slots, self._device)] = tokens
 
     def _score(self, row: StepRow, states: Tensor) -> None:
         """Leave a row its prompt's log-probabilities; a few tokens at a time, so that few logits are there at once."""
@@ -134,7 +183,7 @@ class Runner:
         row.prompt_scores = b"".join(scores)
 
     def _indices(self, indices: Sequence[int]) -> Tensor:
-        return torch.tensor(indices, dtype=torch.int64, device=self._device)
+        return upload(list(indices), self._device, torch.int64)
 
     def measure(self, step_tokens: int, rows: int) -> int:
         """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
@@ -155,7 +204,7 @@ class Runner:
             touched = {block for row in step for block in row.blocks}
             self._pool.clear(sorted(touched))  # so that the pool's own pages are not counted again
             with self._peak() as peak:
-                self._step(step, layers=2)
+                self.collect(self._launch(step, layers=2))
             peaks.append(peak.bytes)
         return max(peaks)
 
@@ -194,6 +243,11 @@ class Runner:
         sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
         for start, count in ((0, BLOCK_SIZE - 1), (BLOCK_SIZE - 1, 1)):
             self.step([StepRow(0, [0] * count, start, [0], True, 0, sampling)])
+
+
+def _slots(rows: Sequence[StepRow]) -> Iterator[int]:
+    """The slot of each token of a step."""
+    return (row.slot for row in rows for _ in row.tokens)
 
 
 def _begun(part: Part) -> Sequence[int]:

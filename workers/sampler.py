@@ -14,15 +14,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, NOTHING_FLAG, History, Sampled, Sampling
+from baton.kernels.upload import upload
 
 GREEDY_BELOW = 1e-5
 CANDIDATES = 256  # sorted first when looking for the nucleus; rows whose nucleus is larger cause a full sort
+#: a pair of ``engine.scores``
+_PAIR = np.dtype([("token", "<u4"), ("logprob", "<f4")])
+
+
+@dataclass(slots=True)
+class Choice:
+    """What was chosen for the rows of a step, of which the host knows nothing yet: ``tokens`` is int64 ``[rows]``.
+
+    ``read`` are the tensors to be read: tokens, log-probabilities, whether the logits are finite and whether some
+    token may be chosen, each ``[rows]``; then tokens and log-probabilities of the likeliest ones, ``[asking, most]``.
+    """
+
+    tokens: Tensor
+    samplings: Sequence[Sampling]
+    asking: list[int]  # the rows that want their likeliest tokens
+    read: list[Tensor]
+    ready: torch.cuda.Event | None = None  # comes once all of ``read`` is on the host
+
+    def fetch(self) -> None:
+        """Have the device send what is to be read as soon as it is there; nobody waits for it here."""
+        if self.tokens.device.type == "cpu":
+            return
+        there = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in self.read]
+        for host, part in zip(there, self.read, strict=True):
+            host.copy_(part, non_blocking=True)
+        self.read = there
+        self.ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch says nothing of it
+        self.ready.record()
+
+    def answers(self) -> list[Sampled]:
+        """One ``Sampled`` a row, once the device has come so far; see ``sample``."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        tokens, logprobs, finite, sound = (part.tolist() for part in self.read[:4])
+        out = []
+        for token, logprob, valid, some, sampling in zip(tokens, logprobs, finite, sound, self.samplings, strict=True):
+            if some:
+                out.append(Sampled(token, logprob, END_FLAG if token in sampling.end_ids else 0))
+            else:
+                out.append(Sampled(0, 0.0, INVALID_FLAG | NOTHING_FLAG if valid else INVALID_FLAG))
+        if self.asking:
+            pairs = np.empty(self.read[4].shape, _PAIR)
+            pairs["token"], pairs["logprob"] = self.read[4].numpy(), self.read[5].numpy()
+            for row, i in zip(pairs, self.asking, strict=True):
+                if not out[i].flags & INVALID_FLAG:
+                    out[i].tops = row[: self.samplings[i].top_logprobs].tobytes()
+        return out
 
 
 def sample(
@@ -39,8 +88,22 @@ def sample(
     so does one whose every token is forbidden, with NOTHING_FLAG beside it. A row that asks for its likeliest
     tokens gets them with their log-probabilities under the raw logits, best first.
     """
+    return choose(logits, samplings, positions, histories).answers()
+
+
+def choose(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    positions: Sequence[int],
+    histories: Sequence[History | None] | None = None,
+) -> Choice:
+    """As ``sample``, but what was chosen stays on the device, and nothing waits for it.
+
+    Only where a row cuts by top-p alone the device is waited for: whether its nucleus lies among the likeliest
+    ``CANDIDATES`` must be seen.
+    """
     adjusted = [i for i, sampling in enumerate(samplings) if sampling.adjusts(positions[i])]
-    raw = logits
+    raw, device = logits, logits.device
     if adjusted:
         logits = _adjust(logits.clone(), adjusted, samplings, positions, histories or [None] * len(samplings))
     peaks, tokens = logits.max(-1)
@@ -48,39 +111,19 @@ def sample(
     normalisers = raw.logsumexp(-1)
     finite = torch.isfinite(normalisers) & torch.isfinite(raw.sum(-1))
     sound = finite & torch.isfinite(peaks) if adjusted else finite
-    drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature >= GREEDY_BELOW and sound[i]]
+    drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature >= GREEDY_BELOW]
     if drawn:
-        tokens[drawn] = _draw(logits[drawn], peaks[drawn], [samplings[i] for i in drawn], [positions[i] for i in drawn])
+        rows = upload(drawn, device)
+        among = _draw(logits[rows], peaks[rows], [samplings[i] for i in drawn], [positions[i] for i in drawn])
+        tokens[rows] = among.clamp_(max=logits.shape[1] - 1)  # of a row that is not sound it may be anything
     logprobs = raw.gather(1, tokens[:, None])[:, 0] - normalisers
-    out = []
-    for token, logprob, valid, some, sampling in zip(
-        tokens.tolist(), logprobs.tolist(), finite.tolist(), sound.tolist(), samplings, strict=True
-    ):
-        if some:
-            out.append(Sampled(token, logprob, END_FLAG if token in sampling.end_ids else 0))
-        else:
-            out.append(Sampled(0, 0.0, INVALID_FLAG | NOTHING_FLAG if valid else INVALID_FLAG))
-    asking = [i for i, sampling in enumerate(samplings) if sampling.top_logprobs and not out[i].flags & INVALID_FLAG]
+    read = [tokens, logprobs, finite, sound]
+    asking = [i for i, sampling in enumerate(samplings) if sampling.top_logprobs]
     if asking:
-        counts = [samplings[i].top_logprobs for i in asking]
-        for i, tops in zip(asking, top_logprobs(raw[asking], normalisers[asking], counts), strict=True):
-            out[i].tops = tops
-    return out
-
-
-#: a pair of ``engine.scores``
-_PAIR = np.dtype([("token", "<u4"), ("logprob", "<f4")])
-
-
-def top_logprobs(logits: Tensor, normalisers: Tensor, counts: Sequence[int]) -> list[bytes]:
-    """The ``counts[i]`` likeliest tokens of each row of float32 ``[rows, vocab]``, packed as in ``engine.scores``.
-
-    ``normalisers`` are the rows' log-sum-exp.
-    """
-    values, tokens = logits.topk(min(max(counts), logits.shape[1]))
-    pairs = np.empty(tokens.shape, _PAIR)
-    pairs["token"], pairs["logprob"] = tokens.cpu().numpy(), (values - normalisers[:, None]).cpu().numpy()
-    return [row[:count].tobytes() for row, count in zip(pairs, counts, strict=True)]
+        most, rows = min(max(samplings[i].top_logprobs for i in asking), logits.shape[1]), upload(asking, device)
+        values, likeliest = raw[rows].topk(most)
+        read += [likeliest, values - normalisers[rows][:, None]]
+    return Choice(tokens, samplings, asking, read)
 
 
 def prompt_scores(logits: Tensor, targets: Sequence[int], top: int) -> bytes:
@@ -113,14 +156,14 @@ def _adjust(
     forbidden = [(i, _forbidden(samplings[i], positions[i], histories[i])) for i in rows]
     pairs = [(i, token) for i, tokens in forbidden for token in tokens if 0 <= token < logits.shape[1]]
     if pairs:
-        at = torch.tensor(pairs, device=logits.device).T
+        at = upload(pairs, logits.device).T
         logits[at[0], at[1]] = -math.inf
     limited = [i for i in rows if samplings[i].allowed_ids]
     if limited:
         bits = [np.frombuffer(samplings[i].allowed_ids, np.uint8) for i in limited]
         masks = [np.unpackbits(b, count=logits.shape[1], bitorder="little") for b in bits]
-        allowed = torch.from_numpy(np.stack(masks)).to(logits.device).bool()
-        logits[limited] = logits[limited].masked_fill_(~allowed, -math.inf)
+        allowed, at = upload(np.stack(masks), logits.device).bool(), upload(limited, logits.device)
+        logits[at] = logits[at].masked_fill_(~allowed, -math.inf)
     return logits
 
 
@@ -128,8 +171,8 @@ def _add_biases(logits: Tensor, biases: Sequence[tuple[int, Sequence[tuple[int, 
     entries = [(i, token, bias) for i, row in biases for token, bias in row if 0 <= token < logits.shape[1]]
     if entries:
         rows, tokens, values = zip(*entries, strict=True)
-        at = torch.tensor((rows, tokens), device=logits.device)
-        logits.index_put_((at[0], at[1]), torch.tensor(values, device=logits.device), accumulate=True)
+        at = upload((rows, tokens), logits.device)
+        logits.index_put_((at[0], at[1]), upload(values, logits.device), accumulate=True)
 
 
 def _penalise(logits: Tensor, rows: Sequence[tuple[int, Sampling, int, History | None]]) -> None:
@@ -149,14 +192,14 @@ def _penalise(logits: Tensor, rows: Sequence[tuple[int, Sampling, int, History |
     tokens, count = torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(counts)).float()
     known = tokens < logits.shape[1]
     each = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(sizes))[known]
-    tokens, count = tokens[known].to(device), count[known].to(device)
+    tokens, count = upload(tokens[known], device), upload(count[known], device)
     repeated, frequent, present = (
-        torch.tensor(values)[each].to(device)
+        upload(torch.tensor(values)[each], device)
         for values in zip(
             *((s.repetition_penalty, s.frequency_penalty, s.presence_penalty) for _, s, _, _ in rows), strict=True
         )
     )
-    at = torch.tensor([i for i, *_ in rows])[each].to(device), tokens
+    at = upload(torch.tensor([i for i, *_ in rows])[each], device), tokens
     values = logits[at]
     values = torch.where(values > 0, values / repeated, values * repeated)
     values -= frequent * count
@@ -181,24 +224,23 @@ def _forbidden(sampling: Sampling, position: int, history: History | None) -> li
 
 def _draw(logits: Tensor, peaks: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
     """Tokens by inversion of each row's cut distribution at the row's own random number: int64 ``[rows]``."""
-    temperatures = torch.tensor([s.temperature for s in samplings], device=logits.device)
+    temperatures = upload([s.temperature for s in samplings], logits.device)
     scaled = (logits - peaks[:, None]).div_(temperatures[:, None])
     weights = scaled.exp()
     least = None
     if any(s.min_p > 0 for s in samplings):
         logarithms = [math.log(s.min_p) if s.min_p > 0 else -math.inf for s in samplings]
-        least = torch.tensor(logarithms, device=logits.device)[:, None]
+        least = upload(logarithms, logits.device)[:, None]
         weights.masked_fill_(scaled < least, 0.0)
     cut = [i for i, s in enumerate(samplings) if s.top_p < 1 or 0 < s.top_k < logits.shape[1]]
     if cut:
         floors = torch.full_like(peaks, -math.inf)
-        floors[cut] = _floors(
-            scaled[cut], weights[cut], None if least is None else least[cut], [samplings[i] for i in cut]
-        )
+        at = upload(cut, logits.device)
+        floors[at] = _floors(scaled[at], weights[at], None if least is None else least[at], [samplings[i] for i in cut])
         weights.masked_fill_(scaled < floors[:, None], 0.0)
     mass = weights.cumsum(-1, dtype=torch.float64)
     numbers = uniforms([s.seed for s in samplings], positions, [s.choice for s in samplings])
-    targets = torch.from_numpy(numbers).to(logits.device)[:, None] * mass[:, -1:]
+    targets = upload(numbers, logits.device)[:, None] * mass[:, -1:]
     return torch.searchsorted(mass, targets, right=True)[:, 0]
 
 
@@ -207,13 +249,15 @@ def _floors(scaled: Tensor, weights: Tensor, least: Tensor | None, samplings: Se
     up top-p of their mass.
     """
     vocab, device = scaled.shape[1], scaled.device
-    counts = torch.tensor([s.top_k if 0 < s.top_k < vocab else vocab for s in samplings], device=device)
-    shares = torch.tensor([s.top_p for s in samplings], dtype=torch.float64, device=device)
+    most = [s.top_k if 0 < s.top_k < vocab else vocab for s in samplings]
+    open_ended = [i for i, count in enumerate(most) if count == vocab]
+    counts, shares = upload(most, device), upload([s.top_p for s in samplings], device, torch.float64)
     endless = counts == vocab
     whole = torch.zeros_like(shares)
-    if endless.any():
-        whole[endless] = weights[endless].cumsum(-1, dtype=torch.float64)[:, -1]
-    width = int(torch.where(endless, min(CANDIDATES, vocab), counts).max())
+    if open_ended:
+        at = upload(open_ended, device)
+        whole[at] = weights[at].cumsum(-1, dtype=torch.float64)[:, -1]
+    width = max(min(CANDIDATES, vocab) if count == vocab else count for count in most)
     while True:
         top = scaled.topk(width).values
         within = torch.arange(width, device=device) < counts[:, None]
@@ -224,7 +268,7 @@ def _floors(scaled: Tensor, weights: Tensor, least: Tensor | None, samplings: Se
         nucleus = within & (through - kept < (shares * total)[:, None])
         nucleus[:, 0] = True
         # Where no top-k ends it, a nucleus that fills the candidates may go on beyond them.
-        if width == vocab or not (nucleus[:, -1] & endless).any():
+        if width == vocab or not open_ended or not (nucleus[:, -1] & endless).any():
             return top.masked_fill_(~nucleus, math.inf).amin(-1)
         width = vocab
 

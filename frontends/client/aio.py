@@ -13,6 +13,7 @@ from baton.frontends.client.connection import Connection
 from baton.frontends.client.discovery import find
 from baton.frontends.client.errors import NotConnected
 from baton.frontends.client.keys import read_client
+from baton.frontends.client.numbers import check_numbers
 from baton.frontends.client.stream import AsyncStream, Completion
 
 #: more choices than any server makes
@@ -75,6 +76,7 @@ class AsyncClient:
         """An answer to iterate over; it starts with ``async with``, or with the first delta asked for."""
         if (messages is None) == (prompt is None):
             raise TypeError("give either messages or prompt")
+        check_numbers(parameters)
 
         def request(model: str) -> tuple[str, bytes]:
             body = {"model": model, **parameters}

@@ -260,7 +260,7 @@ class Pool(RuleBasedStateMachine):
             assert sorted(taken) == [*range(self.pool.total)] and not self.pool._index and not self.pool._children
 
 
-USUAL = settings(max_examples=100, stateful_step_count=60, deadline=None)
+USUAL = settings(max_examples=25, stateful_step_count=50, deadline=None)
 DEEP = settings(max_examples=4000, stateful_step_count=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

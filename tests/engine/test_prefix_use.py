@@ -136,3 +136,15 @@ def test_the_preempted_find_what_they_had_computed() -> None:
     engine.run()
     assert engine.core.batcher.preemptions > 0
     assert {flush.length for flush in engine.flushed().values()} == {20}
+
+
+def test_what_the_cache_was_asked_and_had_is_published_and_outlives_a_worker() -> None:
+    engine = caching()
+    engine.submit(0, LONG, params(1))
+    engine.run()
+    engine.submit(1, LONG, params(2))
+    engine.run()
+    shown = engine.board.gauges()
+    assert (shown["prefix_queries_tokens"], shown["prefix_hits_tokens"]) == (26, 12)
+    engine.start_worker(2, 64)
+    assert engine.board.gauges()["prefix_hits_tokens"] == 12

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.engine.effects import Account
 from baton.frontends.metrics import Metrics
 from baton.frontends.status import Gauges
@@ -45,3 +47,25 @@ def test_a_label_outside_the_tables_is_counted_as_another() -> None:
     metrics = Metrics(Gauges, [words()], 0)
     metrics.refused("http", 418)
     assert b'baton_requests_refused_total{door="http",status="other"} 1.0' in metrics.page()
+
+
+def test_what_the_engine_counts_is_shown_as_counters() -> None:
+    now = Gauges(4, 3, 50, 20, 10, 1, 2, 800, 600, 70, 8)
+    lines = Metrics(lambda: now, [words()], 0).page().decode().splitlines()
+    for line in (
+        "# TYPE baton_prefix_cache_queries_tokens_total counter",
+        "baton_prefix_cache_queries_tokens_total 600.0",
+        "baton_prefix_cache_hits_tokens_total 70.0",
+        "baton_prefix_cache_evictions_total 8.0",
+        "baton_kv_blocks_cached 10.0",
+    ):
+        assert line in lines, line
+
+
+def test_requests_whose_numbers_were_not_finite_are_counted() -> None:
+    metrics = Metrics(Gauges, [words()], 0)
+    metrics.observe(account("stop"))
+    metrics.observe(msgspec.structs.replace(account("error"), code="interrupted"))
+    assert b"baton_invalid_logits_total 0.0" in metrics.page()
+    metrics.observe(msgspec.structs.replace(account("error"), code="invalid_logits"))
+    assert b"baton_invalid_logits_total 1.0" in metrics.page()

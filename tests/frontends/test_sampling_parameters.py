@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from baton.frontends.errors import Refused
 from baton.frontends.validate import GenerateRequest, Validator
 from baton.ipc.frames import Params
 from tests.frontends.double import CARD
+from tests.frontends.wrong import CASES
 
 LIMITS = Limits()
 VALIDATOR = Validator(CARD, LIMITS)
@@ -42,43 +42,6 @@ doors = pytest.mark.parametrize(("parse", "body"), DOORS, ids=NAMES)
 
 V = CARD.vocab
 
-#: what is wrong, as JSON so that it can be no number at all
-WRONG = [
-    ("temperature", ["-0.01", "2.01", "NaN", "1e400", "true", '"1"', "[]", "-Infinity"]),
-    ("top_p", ["0", "-1", "1.01", "1e-400", "NaN"]),
-    ("top_k", ["-2", "1.5", '"5"', "true", "1e400"]),
-    ("min_p", ["-0.1", "1.1", "NaN", "[]"]),
-    ("presence_penalty", ["-2.1", "2.1", "1e400", '"1"', "false"]),
-    ("frequency_penalty", ["-2.1", "2.1", "-1e400", "{}"]),
-    ("repetition_penalty", ["0", "-1", "0.009", "101", "1e-400", "NaN", '"1"']),
-    ("seed", [str(2**70), str(2**63), str(-(2**63) - 1), "1.5", "true", '"1"', "1e400"]),
-    ("min_tokens", ["-1", str(2**70), "1.5", "4097", "true"]),
-    ("ignore_eos", ["1", '"yes"', "[]"]),
-    ("include_stop_str_in_output", ["1", '"yes"']),
-    ("skip_special_tokens", ["0", "[]"]),
-    ("stop", ['""', '[""]', "5", "[5]", json.dumps("x" * (1 << 20)), json.dumps(["x"] * 17), json.dumps(["x" * 257])]),
-    ("stop_token_ids", [str([V]), "[-1]", "[1.5]", "[true]", "5", str([1] * 129), str([2**70]), '["1"]']),
-    ("allowed_token_ids", ["[]", str([V]), "[-1]", str([1] * (V + 1)), "{}", "[true]", '"all"']),
-    ("bad_words", ['[""]', '[" "]', '"x"', "[5]", json.dumps(["x" * 65]), json.dumps(["x"] * 1_000_000)]),
-    (
-        "logit_bias",
-        [f'{{"{V}": 1}}', '{"-1": 1}', '{"x": 1}', '{"01": 1}', '{"1": 100.1}', '{"1": NaN}', '{"1": 1e400}'],
-    ),
-    ("logit_bias", ['{"1": "1"}', '{"1": true}', "[]", "5", json.dumps({str(n): 1 for n in range(1_000_000)})]),
-    ("logit_bias", [json.dumps({str(n): 1 for n in range(301)}), '{"\u0661": 1}']),
-    ("n", ["5000000", "0", "-1", '"2"']),
-    ("best_of", ["1000000000", "0"]),
-    ("top_logprobs", ["1000000000", "-1", "21"]),
-    ("prompt_logprobs", ["1000000000", "-2"]),
-    ("metadata", ['{"a": 1}', json.dumps({str(n): "" for n in range(100_000)})]),
-    ("user", [json.dumps("x" * (1 << 20)), "5"]),
-    ("service_tier", [json.dumps("x" * (1 << 20)), "5", '"slow"', '""', '["flex"]']),
-    ("prompt_cache_key", [json.dumps("x" * (1 << 20)), "[]"]),
-    ("use_beam_search", ["true"]),
-    ("logits_processors", ['["x"]']),
-]
-CASES = [(name, value) for name, values in WRONG for value in values]
-
 
 @doors
 @pytest.mark.parametrize(("name", "value"), CASES, ids=[f"{name}={value[:24]}" for name, value in CASES])
@@ -86,10 +49,8 @@ def test_what_is_wrong_is_refused_by_name(
     parse: Callable[[bytes], GenerateRequest], body: dict[str, Any], name: str, value: str
 ) -> None:
     raw = (json.dumps(body)[:-1] + f', "{name}": {value}}}').encode()
-    began = time.process_time()
     with pytest.raises(Refused) as refused:
         parse(raw)
-    assert time.process_time() - began < 2
     failure = refused.value.failure
     assert failure.status == 400
     # What is no JSON at all is refused as a whole; the field it stands in is not known then.

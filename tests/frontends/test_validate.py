@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -251,12 +252,27 @@ BOMBS = [
 ]
 
 
-@pytest.mark.parametrize("body", BOMBS, ids=range(len(BOMBS)))
-def test_bombs_are_refused_quickly(body: bytes) -> None:
-    for parse in (VALIDATOR.chat, VALIDATOR.completion, VALIDATOR.response):
+def cost_s(work: Callable[[], object]) -> float:
+    """The least processor time of three tries: what else the machine does can only add to it."""
+    tries = []
+    for _ in range(3):
         started = time.process_time()
+        work()
+        tries.append(time.process_time() - started)
+    return min(tries)
+
+
+@pytest.fixture(scope="module")
+def reading_s() -> float:
+    """What it costs here and now to make objects of a harmless body as large as the bombs."""
+    return cost_s(lambda: msgspec.json.decode(b"[" + b",".join([b"[]"] * 1_300_000) + b"]"))
+
+
+@pytest.mark.parametrize("body", BOMBS, ids=range(len(BOMBS)))
+def test_bombs_are_refused_for_less_than_half_of_what_reading_them_would_cost(body: bytes, reading_s: float) -> None:
+    for parse in (VALIDATOR.chat, VALIDATOR.completion, VALIDATOR.response):
         assert refusal(parse, body).status == 400
-        assert time.process_time() - started < 0.5
+        assert cost_s(lambda parse=parse: refusal(parse, body)) < reading_s / 2  # type: ignore[misc]
 
 
 NAMES = st.sampled_from(

@@ -19,6 +19,7 @@ from baton.engine.effects import Gone, TokenRecord
 from baton.engine.ownership import Ownership
 from baton.engine.preemption import Preemption
 from baton.engine.sequence import End
+from baton.engine.stopping import StopScanner
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Life
 
@@ -320,6 +321,42 @@ def a_crash_widens_the_window(patch: Patch) -> None:
     patch.setattr(SchedulerCore, "_handed", generous)
 
 
+# ------------------------------------------------------------------------ what ends an answer
+
+
+def the_minimum_is_forgotten(patch: Patch) -> None:
+    """An answer may end before it has as many tokens as its client wants at least."""
+    forget = scheduler.sampling_of
+    patch.setattr(scheduler, "sampling_of", lambda *args: msgspec.structs.replace(forget(*args), min_tokens=0))
+
+
+def a_stop_string_ends_before_the_minimum(patch: Patch) -> None:
+    """Stop strings are heeded from the first token on."""
+    feed = StopScanner.feed
+    patch.setattr(StopScanner, "feed", lambda self, text, heed=True: feed(self, text))
+
+
+def the_end_has_no_name(patch: Patch) -> None:
+    """Nobody is told which token ended the answer."""
+    patch.setattr(scheduler, "stop_token", lambda token, params, ends: None)
+
+
+def a_client_s_ends_are_the_model_s(patch: Patch) -> None:
+    """Who ignores the model's end has no end of his own either."""
+    blend = scheduler.sampling_of
+
+    def ignorant(params: Any, ends: Any) -> Any:
+        return msgspec.structs.replace(blend(params, ends), end_ids=() if params.ignore_eos else ends)
+
+    patch.setattr(scheduler, "sampling_of", ignorant)
+
+
+def what_stops_is_never_shown(patch: Patch) -> None:
+    """The stop string is cut off though its client wants to see it."""
+    init = StopScanner.__init__
+    patch.setattr(StopScanner, "__init__", lambda self, stops, include=False: init(self, stops))
+
+
 #: every mutant; each must be caught within ``SEEDS``
 MUTANTS: list[Callable[[Patch], None]] = [
     cancel_frees_at_once,
@@ -352,5 +389,10 @@ MUTANTS: list[Callable[[Patch], None]] = [
     death_notices_unread,
     paused_keep_everything,
     a_crash_widens_the_window,
+    the_minimum_is_forgotten,
+    a_stop_string_ends_before_the_minimum,
+    the_end_has_no_name,
+    a_client_s_ends_are_the_model_s,
+    what_stops_is_never_shown,
 ]
 SEEDS = range(200)

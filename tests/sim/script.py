@@ -270,12 +270,35 @@ def rank_some(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:
     return ranked
 
 
+def end_some(seed: int, wishes: list[Wish]) -> list[Wish]:
+    """Some name tokens that end their answer, want so many tokens at least, or the stop string in the text.
+
+    It has chance of its own, so that the other wishes stay as they are.
+    """
+    rng = random.Random(f"end {seed}")
+    ended: list[Wish] = []
+    for wish in wishes:
+        params = wish.params
+        if rng.random() < 0.3:
+            ids = tuple(rng.sample(range(VOCAB), rng.randint(1, 3)))
+            params = msgspec.structs.replace(params, stop_token_ids=ids)
+        if rng.random() < 0.3:
+            most = params.max_tokens if params.max_tokens is not None else 12
+            params = msgspec.structs.replace(params, min_tokens=rng.randint(1, most))
+        if rng.random() < 0.4:
+            params = msgspec.structs.replace(params, include_stop=True)
+        ended.append(replace(wish, params=params))
+    return ended
+
+
 def make_ranked_wishes(
     seed: int, rng: random.Random, shape: Shape, encode: Callable[[str], list[int]] = tokenize
 ) -> list[Wish]:
-    """What the clients of one world want, some of them the likeliest tokens, some to be told of their prompt."""
+    """What the clients of one world want, some of them the likeliest tokens, some to be told of their
+    prompt, some an end of their own.
+    """
     wishes = rank_some(seed, make_wishes(rng, shape, rng.randrange(6, 15), encode), shape)
-    return ask_about_prompts(seed, wishes, shape)
+    return end_some(seed, ask_about_prompts(seed, wishes, shape))
 
 
 def ask_about_prompts(seed: int, wishes: list[Wish], shape: Shape) -> list[Wish]:

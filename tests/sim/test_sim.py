@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,24 @@ def test_seeds_meet_every_trouble() -> None:
     assert {"Attach(", "Relay("} <= met
     assert {"paused", "preempted", "aborting", "flushing", "Recall(", "Returned(", "StopFound(", "flags=2"} <= met
     assert "poisoned" in met
+
+
+def test_seeds_meet_every_end() -> None:
+    """Answers that end by a token their client named, by the model's own, at a minimum, with what stopped them."""
+    met: set[str] = set()
+    for seed in range(60):
+        world = World(seed)
+        world.run()
+        for client in world.clients:
+            params, finish = client.wish.params, client.finish
+            if finish is None or finish.reason != "stop":
+                continue
+            named = "token" if isinstance(finish.stop_reason, int) else "string" if finish.stop_reason else "own"
+            shown = "shown" if params.include_stop and named != "own" else "cut"
+            late = "late" if finish.completion_tokens > params.min_tokens > 0 else "any"
+            met |= {f"{named} {shown} {late}", f"ignoring {named}" if params.ignore_eos else "heeding"}
+    ends = {" ".join(each) for each in product(("token", "string"), ("shown", "cut"), ("late", "any"))}
+    assert ends | {"own cut late", "own cut any", "ignoring token", "ignoring string", "heeding"} <= met
 
 
 def test_a_failure_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
