@@ -33,7 +33,8 @@ from tests.sim.forger import forged
 from tests.sim.members import Exhaustible, Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import MS, make_ranked_wishes, make_shape, policy_settings, with_swap
+from tests.sim.policies import policy_settings
+from tests.sim.script import MS, make_ranked_wishes, make_shape, with_swap
 from tests.sim.visitors import Visitor
 
 Made = tuple[StepRunner, KVLayout, str]
@@ -69,7 +70,6 @@ class Host:
         self.settings = Settings(
             worker="scripted",
             scripted_step_ms=rng.choice((0.0, 0.3, 1.0, 8.0, 30.0)),
-            max_step_tokens=shape.limits.step_tokens_max,
             **policy_settings(seed),
             limits=shape.limits,
             frontends=shape.frontends,

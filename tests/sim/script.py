@@ -10,13 +10,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 
 from baton.engine.batch import Sampling
 from baton.engine.limits import Limits
-from baton.engine.order import MOVES
 from baton.engine.policies import Policies
 from baton.engine.text import TokenTable
 from baton.ipc.frames import Candidate, Params, Prompt, PromptScored
@@ -218,22 +216,6 @@ def make_shape(rng: random.Random) -> Shape:
         poison=poison,
         tokens_per_row_max=tokens_per_row_max,
     )
-
-
-def make_policies(seed: int) -> Policies:
-    """How the scheduler of one world is told to choose. By chance of its own, so that the worlds stay as they are."""
-    rng = random.Random(f"policies {seed}")
-    return Policies(
-        prefix_cache=rng.random() < 0.8,
-        admission=rng.choice(("reserve", "optimistic", "optimistic", "predicted")),
-        order=rng.choice(tuple(MOVES)),
-        itl_target_ms=rng.choice((0.0, 0.2, 1.0, 200.0)),
-    )
-
-
-def policy_settings(seed: int) -> dict[str, Any]:
-    """The same as settings of a server."""
-    return msgspec.structs.asdict(make_policies(seed))
 
 
 def with_swap(seed: int, shape: Shape, limits: Limits) -> Shape:

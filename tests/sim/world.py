@@ -45,7 +45,7 @@ from baton.ipc.board import Board
 from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Ready, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
-from tests.sim import script
+from tests.sim import policies, script
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
@@ -94,7 +94,7 @@ class World:
         self.rare: set[str] = set()
         ranks, shape = random.Random(~seed).choice((1, 1, 1, 2, 3)), make_shape(self.rng)
         shape = script.with_swap(seed, shape, shape.limits)
-        self.shape = replace(shape, ranks=ranks, policies=script.make_policies(seed))
+        self.shape = replace(shape, ranks=ranks, policies=policies.make_policies(seed))
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
