@@ -12,7 +12,7 @@ only with all that it may need, and is never a victim again: so everybody finish
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import ceil, exp
 from typing import Literal
@@ -95,10 +95,13 @@ class Admission:
         self.queued_tokens = 0
         self._queued: dict[int, int] = {}
 
-    def arrive(self, ask: Ask, now_ns: int) -> Failure | None:
-        """Into the queue; or why not: 400 for what can never fit, 429 with a time where the queue is full."""
+    def arrive(self, ask: Ask, now_ns: int, begun: bool = False) -> Failure | None:
+        """Into the queue; or why not: 400 for what can never fit, 429 with a time where the queue is full.
+
+        Whoever has ``begun``, under an owner that died, is not told to come back another time.
+        """
         failure = self.never(ask)
-        if failure is None:
+        if failure is None and not begun:
             failure = self._full(ask)
         if failure is None:
             self._queued[ask.slot] = work = self.work_tokens(ask)
@@ -122,12 +125,17 @@ class Admission:
         ``table_blocks`` of its blocks it holds already (a prefix found in the cache, less a block to be copied).
         """
         tokens = self.promise_tokens(ask)
-        if not self.ledger.fits(ask.slot, tokens, table_blocks, self._margin_blocks()):
+        if not self.could_seat(ask, table_blocks):
             return False
         self.ledger.seat(ask.slot, tokens, table_blocks)
         self._unqueue(ask.slot)
         self._tick(now_ns)
         return True
+
+    def could_seat(self, ask: Ask, table_blocks: int = 0, leaving: Collection[int] = (), freed_blocks: int = 0) -> bool:
+        """Whether a promise could be kept, if the seated slots ``leaving`` were gone and ``freed_blocks`` free."""
+        tokens = self.promise_tokens(ask)
+        return self.ledger.fits(ask.slot, tokens, table_blocks, self._margin_blocks(), leaving, freed_blocks)
 
     def hold(self, ask: Ask, table_blocks: int) -> None:
         """A seated request's table has grown to ``table_blocks``; past its promise it is promised anew."""

@@ -1,49 +1,49 @@
 """Who computes what in the next step, and whose blocks make room: continuous batching over paged blocks.
 
 There is no prefill phase: a step is a set of (sequence, tokens to compute) within one token budget. Decodes go first,
-then chunks of running prompts, then new work, first come first served. When blocks or seats run out a sequence that
-waits for its client gives way, else the youngest of the lowest class (``engine.victims``): it comes back ahead of all
-later work (``engine.preemption``). One that a step in flight names leaves when that step has landed; whoever needs its
-blocks sits out until then.
+then chunks of running prompts, then new work in the order of the line (``engine.seating``). When blocks or seats run
+out a sequence that waits for its client gives way, else the youngest of the lowest class (``engine.victims``): it comes
+back ahead of all later work (``engine.preemption``). One that a step in flight names leaves when that step has landed;
+whoever needs its blocks sits out until then.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
 from baton.engine.effects import Effect
+from baton.engine.ledger import Memory
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
+from baton.engine.pace import Pace
+from baton.engine.policies import Policies
 from baton.engine.preemption import WAYS, Preemption, own_blocks
 from baton.engine.prefix import PrefixCounts
+from baton.engine.seating import Seating, freed_blocks, held_blocks
 from baton.engine.sequence import Sequence
 
 Chosen = dict[Sequence, int]
-
-
-def _arrival(seq: Sequence) -> int:
-    return seq.arrival
 
 
 class Batcher:
     """Invariant: a sequence is in ``waiting`` or in ``running``, never both. Only running ones
     hold blocks, and only waiting ones host blocks.
 
-    ``waiting`` is in order of arrival, ``running`` in the order in which seats were taken.
+    ``waiting`` is in the order of the policy, ``running`` in the order in which seats were taken.
     """
 
-    def __init__(self, hands: Ownership, limits: Limits) -> None:
+    def __init__(self, hands: Ownership, limits: Limits, policies: Policies) -> None:
         self.hands = hands
         self.limits = limits
-        self.waiting: list[Sequence] = []
+        self.seating = Seating(policies, limits)
+        self.waiting = self.seating.line
+        self.pace = Pace(policies.itl_target_ms, limits)
         self.running: dict[Sequence, None] = {}
         self.suspects: dict[Sequence, None] = {}  # a worker died over them; each runs alone until it gains a token
         self.pool: BlockPool | None = None
         self.prefix_counts = PrefixCounts()  # of all pools
         self.forgotten: list[int] = []  # slots the workers may forget with the next plan
-        self.preemption = Preemption(limits)
+        self.preemption = Preemption(limits, self.pace.step_time)
         self.tokens_per_row = 1  # so many a step may yield for one sequence
         self._arrivals = 0
         # while a step is chosen:
@@ -63,13 +63,19 @@ class Batcher:
         tokens, found = pool.capacity_tokens if pool is not None else 0, self.prefix_counts
         gave_way = (self.preemption.counts[way] for way in WAYS)
         held = (len(self.running), len(self.waiting), *blocks, *gave_way, tokens)
-        return (*held, found.queries, found.hits, found.evictions)
+        promised = self.seating.promised() if pool is not None else (0, 0, 0, 0)
+        return (*held, found.queries, found.hits, found.evictions, *promised)
 
-    def add(self, seq: Sequence) -> None:
-        """A new sequence, behind all others."""
+    def greeted(self, pool: BlockPool, memory: Memory) -> None:
+        """Workers are there, with an empty cache."""
+        self.pool = pool
+        self.seating.greeted(pool, memory)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        """A new sequence; it waits."""
         self._arrivals += 1
-        seq.arrival = self._arrivals
-        self.waiting.append(seq)
+        seq.arrival, seq.arrived_ns = self._arrivals, now_ns
+        self.waiting.add(seq)
 
     def choose(self, flying: int, now_ns: int, out: list[Effect]) -> Chosen:
         """The next step: sequences with the number of their tokens to compute; their blocks are allocated.
@@ -79,7 +85,7 @@ class Batcher:
         assert self.pool is not None
         self._spare, self._coming = self.pool.available, None
         decodes, chunks = self._ready(now_ns, out)
-        suspect = next((seq for seq in self.suspects if seq.has_credit and seq.end is None), None)
+        suspect = next((seq for seq in self.suspects if self.may_run(seq, now_ns)), None)
         if suspect is not None:
             if flying:
                 return {}
@@ -93,16 +99,24 @@ class Batcher:
             if seq in self.running and not seq.leaving and self._make_room(seq, chosen, now_ns, out):
                 chosen[seq] = 1
                 budget -= 1
+        if chunks or self.waiting:
+            self.pace.begin(chosen)
         for seq in chunks:
             if not budget:
                 break
             if seq in self.running and not seq.leaving:
-                count = min(budget, seq.wanted)
-                chosen[seq] = count
-                budget -= count
-        if budget and self.waiting and self.preemptions == before and self._coming is None:
+                count = self.pace.cut(seq, seq.planned, seq.wanted, budget, self.pool.block_tokens)
+                if count:
+                    chosen[seq] = count
+                    budget -= count
+        calm = self.preemptions == before and self._coming is None
+        if budget and self.waiting and (calm or not (chosen or flying)):
             self._take_in(chosen, budget, bool(flying), now_ns, out)
         return chosen
+
+    def may_run(self, seq: Sequence, now_ns: int) -> bool:
+        """Whether it could be in a step, if there is room: it goes on, or is begun in time."""
+        return seq.has_credit and seq.end is None and (seq in self.running or not seq.too_late(now_ns))
 
     def _ready(self, now_ns: int, out: list[Effect]) -> tuple[list[Sequence], list[Sequence]]:
         """Who could go on: those at one token each, and those in their prompts.
@@ -133,21 +147,30 @@ class Batcher:
         """
         seated, before = [], self.preemptions
         for seq in self.waiting:
-            if seq.end is not None or not seq.has_credit or seq in self.suspects:
+            if seq.end is not None or not seq.has_credit or seq in self.suspects or seq.too_late(now_ns):
                 continue
             if (chosen or flying) and self._waits_for_prefix(seq, now_ns):
                 continue
-            if (chosen and buggify("no room")) or not self._make_way(seq, now_ns, out):
+            count = self._first_chunk(seq, budget)
+            if not count or (chosen and buggify("no room")) or not self._make_way(seq, now_ns, out):
                 break
             self._sit_down(seq)
             seated.append(seq)
-            chosen[seq] = count = min(budget, seq.wanted)
+            chosen[seq] = count = min(count, seq.wanted)
             budget -= count
             if not budget or self.preemptions != before:
                 break
-        if seated:
-            taken = set(seated)
-            self.waiting = [seq for seq in self.waiting if seq not in taken]
+        for seq in seated:
+            self.waiting.remove(seq)
+
+    def _first_chunk(self, seq: Sequence, budget: int) -> int:
+        """How many tokens a waiting sequence may begin with."""
+        assert self.pool is not None
+        if not self.pace.tight:
+            return budget
+        size = self.pool.block_tokens
+        start = min(len(self._found(seq)[0]) * size, seq.tokens - 1)
+        return self.pace.cut(seq, start, seq.tokens - start, budget, size)
 
     def _alone(self, seq: Sequence, now_ns: int, out: list[Effect]) -> Chosen:
         """A step of one suspect: if the worker dies of it again, it is known of what."""
@@ -201,6 +224,7 @@ class Batcher:
             seq.blocks[-1] = pool.writable(seq.blocks[-1])
             fresh -= 1
         seq.blocks.extend(pool.allocate(fresh))
+        self.seating.hold(seq)
         if chain is not None:
             for number in range(seq.registered, chain.full):
                 pool.expect(seq.blocks[number], chain.link(number))
@@ -222,14 +246,14 @@ class Batcher:
         if seq.leaving and not seq.in_flight and seq.end is None:
             self._preempt(seq, now_ns, out)
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: Sequence, now_ns: int) -> None:
         """The sequence has ended: out of the queue or the batch, its blocks freed."""
         if seq in self.running:
             del self.running[seq]
             self._drop_blocks(seq)
         else:
-            self.waiting.remove(seq)
             self.preemption.forget(seq, self.pool)
+        self.seating.ended(seq, now_ns)
         self.suspects.pop(seq, None)
 
     def roll_back(self, now_ns: int, out: list[Effect]) -> None:
@@ -241,10 +265,10 @@ class Batcher:
             self._drop_blocks(seq)
         for seq in lost:
             self.hands.move(seq.held, "preempted", now_ns, out)
+            self.seating.lost(seq)
         for seq in self.waiting:
             self.preemption.forget(seq, None)
         self.running = {seq: None for seq in self.running if seq.end is not None}
-        self.waiting = sorted(self.waiting + lost, key=_arrival)
         self.forgotten.clear()
         self.pool = None
 
@@ -269,6 +293,7 @@ class Batcher:
         if missing:
             self._spare -= missing
             seq.blocks.extend(pool.allocate(missing))
+            self.seating.hold(seq)
         if self.tokens_per_row > 1:
             self._look_ahead(seq, pool)
         return True
@@ -298,21 +323,41 @@ class Batcher:
             spare = min(wanted, self._spare)
             self._spare -= spare
             seq.blocks.extend(pool.allocate(spare))
+            self.seating.hold(seq)
 
     def _make_way(self, seq: Sequence, now_ns: int, out: list[Effect]) -> bool:
-        """Blocks and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another."""
+        """A promise and a seat for a waiting sequence; paused ones give way, so that no slow client holds up another:
+        but not in vain, and not where what is coming back is enough.
+        """
         pool, seats = self.pool, self.limits.running_requests_max
         assert pool is not None
-        found, fresh = self._found(seq)
-        if pool.fits(found, fresh) and len(self.running) < seats:
+        if self._seat(seq, now_ns):
             return True
         paused = self._paused()
-        reclaimable = sum(own_blocks(other, pool) for other in paused)
-        if not pool.fits(found, fresh - reclaimable) or len(self.running) - len(paused) >= seats:
+        if not paused or len(self.running) - len(paused) >= seats:
             return False
-        while paused and (not pool.fits(found, fresh) or len(self.running) >= seats):
+        found, fresh = self._found(seq)
+        copied = len(found) + fresh > pool.blocks_for(seq.tokens)
+        coming, freed = self._returning(), freed_blocks(pool, paused)
+        if coming and self.seating.could_seat(seq, held_blocks(pool, found, copied), coming):
+            return False
+        if not self.seating.could_seat(seq, held_blocks(pool, found, copied, paused), freed, paused):
+            return False
+        while paused:
             self._preempt(paused.pop(), now_ns, out)
-        return pool.fits(found, fresh) and len(self.running) < seats
+            if self._seat(seq, now_ns):
+                return True
+        return False
+
+    def _seat(self, seq: Sequence, now_ns: int) -> bool:
+        """A seat, and a promise, if there are room and seats for it."""
+        pool = self.pool
+        assert pool is not None
+        if len(self.running) >= self.limits.running_requests_max:
+            return False
+        found, fresh = self._found(seq)
+        copied = len(found) + fresh > pool.blocks_for(seq.tokens)
+        return pool.fits(found, fresh) and self.seating.seat(seq, held_blocks(pool, found, copied), now_ns)
 
     def _paused(self) -> list[Sequence]:
         """Whose clients have no room; no step names them any more."""
@@ -336,7 +381,7 @@ class Batcher:
         self.preemption.save(seq, self.pool)
         self._drop_blocks(seq)
         self.hands.move(seq.held, "preempted", now_ns, out)
-        insort(self.waiting, seq, key=_arrival)
+        self.seating.leave(seq, now_ns, len(seq.host_blocks))
 
     def _drop_blocks(self, seq: Sequence) -> None:
         """The one place where blocks are freed."""

@@ -20,6 +20,9 @@ class Flight:
     step: int
     since_ns: int
     rows: list[tuple[Sequence, int, bool]]
+    moves: bool  # blocks were moved before it, so that it took longer than its tokens do
+    tokens: int = 0
+    context: int = 0  # positions that its tokens attend to, all together
 
 
 class Flights:
@@ -34,11 +37,14 @@ class Flights:
     def __len__(self) -> int:
         return len(self.under_way)
 
-    def launch(self, rows: list[tuple[Sequence, int, bool]], now_ns: int) -> int:
+    def launch(self, rows: list[tuple[Sequence, int, bool]], moves: bool, now_ns: int) -> int:
         """Another step sets out; its number. Its tokens count as planned, and as pending where one is sampled."""
         self.step += 1
-        self.under_way.append(Flight(self.step, now_ns, rows))
+        flight = Flight(self.step, now_ns, rows, moves)
+        self.under_way.append(flight)
         for seq, count, sample in rows:
+            flight.tokens += count
+            flight.context += count * seq.planned + count * (count + 1) // 2
             seq.in_flight += 1
             seq.planned += count
             seq.pending += sample
@@ -71,15 +77,18 @@ class Flights:
                 seq.pending -= sample
         return lost
 
-    def report(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> None:
-        """The span of a landed step, linked to its requests. It begins when the step before it was over."""
+    def report(self, flight: Flight, sampled: int, now_ns: int, out: list[Effect]) -> float:
+        """The span of a landed step, linked to its requests. It begins when the step before it was over; how long it
+        took, in seconds.
+        """
         began_ns, self.landed_ns = max(flight.since_ns, self.landed_ns), now_ns
         links = [seq.held.trace for seq, _, _ in flight.rows if seq.held.trace[24] & 1]
         if links:
             attributes: dict[str, str | int | float | bool] = {
                 "baton.step": flight.step,
                 "baton.rows": len(flight.rows),
-                "baton.tokens": sum(count for _, count, _ in flight.rows),
+                "baton.tokens": flight.tokens,
                 "baton.sampled": sampled,
             }
             out.append(Span("step", b"", began_ns, now_ns, attributes, links=tuple(links[: self.links_max])))
+        return (now_ns - began_ns) / 1e9

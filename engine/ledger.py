@@ -7,6 +7,7 @@ before it promises anything. Shared blocks are counted once, because what is hel
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,15 +106,25 @@ class Ledger:
         """Whether a request of ``tokens`` tokens in all fits where nothing else is."""
         return self.blocks_for(tokens) <= self.pool.total
 
-    def fits(self, slot: int, tokens: int, table_blocks: int = 0, margin_blocks: int = 0) -> bool:
+    def fits(
+        self,
+        slot: int,
+        tokens: int,
+        table_blocks: int = 0,
+        margin_blocks: int = 0,
+        leaving: Collection[int] = (),
+        freed_blocks: int = 0,
+    ) -> bool:
         """Whether ``tokens`` tokens in all can be promised now, ``table_blocks`` of whose blocks are held already.
 
         The request alone may have the whole pool; beside others the headroom and ``margin_blocks`` stay free. Whoever
-        comes back competes with the seated only, anybody new also with all that are to come back.
+        comes back competes with the seated only, anybody new also with all that are to come back. The seated slots
+        in ``leaving`` count as gone, for good, and ``freed_blocks`` blocks as free.
         """
         needed = max(0, self.blocks_for(tokens) - table_blocks)
-        spare = self.pool.available - self.growth_blocks
-        if not self._seated:
+        spare = self.pool.available + freed_blocks - self.growth_blocks
+        spare += sum(self._seated[other].growth_blocks for other in leaving)
+        if len(self._seated) == len(leaving):
             return needed <= spare
         if slot not in self._left:
             spare -= self.resume_blocks

@@ -75,6 +75,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     swap_prior_bytes_per_s: int = 4 << 30
     # how many steps in a row a prompt may be held back for the sake of those that decode
     prefill_wait_steps_max: int = 4
+    # a step with a prompt in it may always take so many times what it would take without
+    prefill_slowdown: float = 2.0
     # admission: what may wait, what stays free, how often one may be made to give way, when to come back
     queue_tokens_max: int = 1 << 21
     kv_headroom_share: float = 0.01

@@ -44,7 +44,7 @@ class Waiting(Protocol):
     @property
     def work_tokens(self) -> int: ...
     @property
-    def cached_tokens(self) -> int: ...
+    def prefix_tokens(self) -> int: ...
     @property
     def deadline_ns(self) -> int: ...
 
@@ -66,7 +66,7 @@ def by_work(one: Waiting, limits: Limits) -> int:
 
 def by_prefix(one: Waiting, limits: Limits) -> int:
     """Longest cached prefix first: each cached token is worth ``limits.order_token_s`` of waiting."""
-    return -int(one.cached_tokens * limits.order_token_s * _NS)
+    return -int(one.prefix_tokens * limits.order_token_s * _NS)
 
 
 def by_deadline(one: Waiting, limits: Limits) -> int:

@@ -67,9 +67,9 @@ def own_blocks(seq: Sequence, pool: BlockPool) -> int:
 class Preemption:
     """Invariant: host blocks are held by sequences that wait; they hold the first ``host_tokens`` tokens of each."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, step_time: StepTime) -> None:
         self.limits = limits
-        self.step_time = StepTime(limits)
+        self.step_time = step_time
         self.transfer: Transfer | None = None
         self.counts: Counter[Way] = Counter()
 

@@ -19,6 +19,7 @@ from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
 from baton.engine.prefix import Chain, root
+from baton.engine.seating import memory_of
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
@@ -63,7 +64,7 @@ class SchedulerCore:
         self.policies = policies or Policies()
         self.hands = Ownership(board, me, limits.request_spans_max)
         self.sequences: dict[int, Sequence] = {}
-        self.batcher = Batcher(self.hands, limits)
+        self.batcher = Batcher(self.hands, limits, self.policies)
         self.ended: list[Sequence] = []
         self.ranks: dict[int, WorkerHello] = {}
         # the upper half is ours alone, so that no step of an earlier life is taken for one of this
@@ -128,7 +129,7 @@ class SchedulerCore:
         seq = Sequence(held, event, sampling, list(event.delivered), base, event.credit, [0.0] * base, p.max_tokens)
         assert held.slot not in self.sequences, f"slot {held.slot} taken twice"
         self.sequences[held.slot] = seq
-        self.batcher.add(seq)
+        self.batcher.add(seq, now_ns)
         if self.hands.cancelled(held):
             self._set_end(seq, End("cancelled"), now_ns, out)
         elif base and event.delivered[-1] in sampling.end_ids:
@@ -137,22 +138,20 @@ class SchedulerCore:
             self._admit(seq, now_ns, out)
 
     def _admit(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
-        """Promise the request its place, or refuse what can never fit. Waits for the workers' hello."""
+        """Into the queue, or refused: what can never fit, what finds the queue full. Waits for the workers' hello."""
         pool = self.batcher.pool
         if pool is None or seq.end is not None:
             return
         if self.policies.prefix_cache:
             beginning = root(seq.handed.terms, self.weights or "", share_between_tenants=self.policies.share_prefixes)
             seq.chain = Chain(beginning, pool.block_tokens, seq.handed.prompt_ids, seq.output)
-        prompt, capacity, wanted = len(seq.handed.prompt_ids), pool.capacity_tokens, seq.handed.terms.weights_digest
+        wanted = seq.handed.terms.weights_digest
         if seq.max_tokens is None:  # as many as there is room for, but one at least
-            seq.max_tokens = max(1, min(self.context_tokens_max, capacity) - prompt)
-        asked = prompt + seq.max_tokens
-        if pool.blocks_for(asked) > pool.total:
-            message = f"the request may need {asked} tokens of KV cache, this server has {capacity} in all"
-            param = "max_tokens" if pool.blocks_for(prompt + 1) <= pool.total else "prompt"
-            failure = Failure(400, "invalid_request_error", message, param, "kv_cache_exceeded")
+            seq.max_tokens = max(1, min(self.context_tokens_max, pool.capacity_tokens) - seq.prompt_tokens)
+        failure = self.batcher.seating.arrive(seq, pool, now_ns)
+        if failure is not None:
             self._refuse(seq, failure)
+            self.counts[failure.code or ""] += 1
         elif wanted and wanted != self.weights:
             message = "the weights this request was admitted for are not served any more"
             failure = Failure(503, "server_error", message, None, "weights_changed")
@@ -161,10 +160,8 @@ class SchedulerCore:
             self._end(seq, End("length", seq.base))
         elif not seq.admitted:
             seq.admitted = True
-            home = seq.handed.home.index
-            out.append(
-                Send(Role.FRONTEND, home, Admitted(seq.held.slot, seq.held.generation, seq.run, seq.handed.prompt_ids))
-            )
+            admitted = Admitted(seq.slot, seq.held.generation, seq.run, seq.handed.prompt_ids)
+            out.append(Send(Role.FRONTEND, seq.handed.home.index, admitted))
 
     def _refuse(self, seq: Sequence, failure: Failure) -> None:
         """Refused before its first token; one whose client has begun to read ends with an error, by the usual way."""
@@ -189,7 +186,8 @@ class SchedulerCore:
             blocks = min(hello.layout.blocks for hello in self.ranks.values())
             hosts = min(hello.host_blocks for hello in self.ranks.values())
             found = self.batcher.prefix_counts
-            self.batcher.pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
+            pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
+            self.batcher.greeted(pool, memory_of(self.ranks.values()))
             self.batcher.preemption.greeted(self.ranks.values())
             self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
@@ -259,7 +257,9 @@ class SchedulerCore:
                 landed = True
                 for seq, _, _ in flight.rows:
                     self.batcher.landed(seq, now_ns, out)
-                self.flights.report(flight, len(done.records), now_ns, out)
+                took_s = self.flights.report(flight, len(done.records), now_ns, out)
+                if not flight.moves:
+                    self.batcher.pace.step_time.observe(flight.tokens, flight.context, took_s)
         return landed
 
     def _rank0(self) -> int:
@@ -324,7 +324,7 @@ class SchedulerCore:
         """Free what the sequence held and hand it to the detokenizer, which flushes and closes it."""
         end, held, handed = seq.end, seq.held, seq.handed
         assert end is not None
-        self.batcher.remove(seq)
+        self.batcher.remove(seq, now_ns)
         del self.sequences[held.slot]
         length = end.length if end.length is not None else len(seq.output)
         home = handed.home.index
@@ -374,9 +374,9 @@ class SchedulerCore:
             rows.append(Row(held.slot, seq.planned, count, seq.blocks[told:], sample))
             flight.append((seq, count, sample))
         incarnations = tuple(self.ranks[rank].address.incarnation for rank in sorted(self.ranks))
-        step = self.flights.launch(flight, now_ns)
         assert self.batcher.pool is not None
         moves = [(int(kind), source, target) for kind, source, target in self.batcher.pool.take_moves()]
+        step = self.flights.launch(flight, bool(moves), now_ns)
         out.append(Plan(incarnations, step, self.batcher.forgotten, starts, rows, moves))
         self.batcher.forgotten = []
 
@@ -385,8 +385,9 @@ class SchedulerCore:
         return seq if seq is not None and seq.held.generation == generation else None
 
     def story(self) -> str:
-        """The steps in flight, then every request held, a line each, for dumps."""
-        head = ""
+        """The ledger, the steps in flight, then every request held, a line each, for dumps."""
+        admission = self.batcher.seating.admission
+        head = f"{admission.ledger.table()}\n" if admission is not None else ""
         for flight in self.flights.under_way:
             head += f"step {flight.step} in flight: {[(seq.held.slot, count) for seq, count, _ in flight.rows]}\n"
         return head + "".join(f"slot {slot}: {seq}\n" for slot, seq in self.sequences.items())

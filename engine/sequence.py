@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from baton.engine.admission import Ask
 from baton.engine.batch import Sampling
 from baton.engine.ownership import Held
 from baton.engine.prefix import Chain
@@ -62,12 +63,43 @@ class Sequence:
     chain: Chain | None = None  # the names of its full blocks; None while there is no pool
     registered: int = 0  # blocks that have been registered, or were found
     awaiting_ns: int = 0  # since when it waits for a prefix that somebody else computes
+    arrived_ns: int = 0
+    resumed: bool = False  # it had a seat, and waits for another
+    ask: Ask | None = None  # what it asks for of the cache; None until a pool is there
+    work_tokens: int = 0  # how much it was expected to need when it came
+    prefix_tokens: int = 0  # how much of it the cache held when it came, where that decides the order
+    held_back_steps: int = 0  # for how many steps in a row its prompt was held back
     end: End | None = None
 
     def __post_init__(self) -> None:
         params = self.handed.params
         self.tops = [b""] * self.base if params.top_logprobs else []
         self.prefix_reads = params.prompt_logprobs is None
+
+    @property
+    def slot(self) -> int:
+        """The row of the board that is its."""
+        return self.held.slot
+
+    @property
+    def priority(self) -> int:
+        """Its class: lower is more urgent."""
+        return self.handed.terms.priority
+
+    @property
+    def deadline_ns(self) -> int:
+        """When its client gives up; 0 is never."""
+        return self.handed.terms.deadline_ns
+
+    def too_late(self, now_ns: int) -> bool:
+        """Whether it is not to be begun any more: its deadline has passed, or the time in which a first step was to
+        begin. Its frontend, which keeps these times, sees so itself and ends it.
+        """
+        terms = self.handed.terms
+        if terms.deadline_ns and now_ns > terms.deadline_ns:
+            return True
+        first = self.held.state == "queued" and not self.base
+        return first and 0 < terms.queue_until_ns < now_ns
 
     @property
     def run(self) -> int:

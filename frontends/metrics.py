@@ -135,6 +135,10 @@ class _All(Collector):
             ("evictions", "Blocks that the prefix cache gave up for their room.", now.prefix_evictions_blocks),
         ):
             yield CounterMetricFamily(f"baton_prefix_cache_{name}", help_, count)
+        ledger = GaugeMetricFamily("baton_ledger_blocks", "KV blocks, by the line of the ledger.", labels=["line"])
+        for line, blocks in now.ledger.items():
+            ledger.add_metric([line], blocks)
+        yield ledger
         sums = [sum(words) for words in zip(*(totals[:WORDS] for totals in self._totals), strict=True)]
         for metric in METRICS:
             yield metric.metric(sums)

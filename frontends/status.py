@@ -30,6 +30,27 @@ class Gauges:
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     prefix_evictions_blocks: int = 0
+    ledger_growth: int = 0
+    ledger_resume: int = 0
+    ledger_headroom: int = 0
+    ledger_swapped: int = 0
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """Where every block of the pool is or will be, by the line of the ledger. ``unpromised`` below 0: blocks that
+        were promised twice, so that somebody will have to give way.
+        """
+        available = self.kv_blocks_free + self.kv_blocks_cached
+        promised = self.ledger_growth + self.ledger_resume + self.ledger_headroom
+        return {
+            "held": self.kv_blocks_total - available,
+            "cached": self.kv_blocks_cached,
+            "growth": self.ledger_growth,
+            "resume": self.ledger_resume,
+            "headroom": self.ledger_headroom,
+            "unpromised": available - promised,
+            "swapped": self.ledger_swapped,
+        }
 
 
 @dataclass(frozen=True, slots=True)

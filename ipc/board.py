@@ -29,6 +29,7 @@ GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
     *("preemptions_recompute", "preemptions_swap", "kv_tokens_total"),
     *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks"),
+    *("ledger_growth", "ledger_resume", "ledger_headroom", "ledger_swapped"),
 )
 #: how far a process has come in starting; the number stands on the board
 PHASES = ("starting", "loading", "warming", "ready")

@@ -173,6 +173,8 @@ def expectation(kind: msgspec.inspect.Type) -> str:
     match kind:
         case msgspec.inspect.UnionType():
             return " or ".join(expectation(t) for t in kind.types if not isinstance(t, msgspec.inspect.NoneType))
+        case msgspec.inspect.BoolType():
+            return "true or false"
         case msgspec.inspect.LiteralType():
             return "one of " + ", ".join(str(value) for value in kind.values)
         case msgspec.inspect.IntType() | msgspec.inspect.FloatType():

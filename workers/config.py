@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from baton.engine.admission import Policy
 from baton.engine.limits import Limits
+from baton.engine.order import Order
 from baton.ipc.frames import Address, Role
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -39,6 +41,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     threads: Count | None = None
     prefix_cache: bool = True
     share_prefixes: bool = False  # between tenants
+    admission: Policy = "predicted"
+    order: Order = "priority"
+    itl_target_ms: Annotated[float, msgspec.Meta(ge=0)] = 200.0  # 0 is none
     worker: Literal["model", "scripted"] = "model"
     scripted_step_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     scripted_faulty_seed: Count | None = None  # the numbers of a request with this seed are not finite after a token

@@ -18,7 +18,13 @@ async def run(process: Process) -> None:
     if flag is not None:
         limits = msgspec.structs.replace(limits, step_tokens_max=flag)
     settings = process.settings
-    policies = Policies(prefix_cache=settings.prefix_cache, share_prefixes=settings.share_prefixes)
+    policies = Policies(
+        prefix_cache=settings.prefix_cache,
+        share_prefixes=settings.share_prefixes,
+        admission=settings.admission,
+        order=settings.order,
+        itl_target_ms=settings.itl_target_ms,
+    )
     ring = process.steps(TOKEN_READER)
     core = SchedulerCore(process.me, process.board, ring, process.card.end_ids, limits, policies)
     process.run_core(core, {Plan: process.plan_writer()})

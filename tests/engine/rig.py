@@ -22,6 +22,7 @@ from baton.workers.fake import ScriptedRunner, choose, follow
 FoundT = TypeVar("FoundT")
 TRACE = bytes(range(1, 25)) + b"\x01"
 END, VOCAB = 1, 32
+PLAIN = Policies(prefix_cache=False, admission="optimistic")
 
 
 def address(role: Role, incarnation: int = 1) -> Address:
@@ -103,7 +104,8 @@ class Engine:
     """A scheduler and a scripted worker in lock step, with a test in the places of all others.
 
     At most ``in_flight`` steps are under way, by default one, so that a test sees one decision after the other; and
-    unless ``policies`` say so nobody begins with what another computed.
+    unless ``policies`` say so nobody begins with what another computed, and a seat is promised what is there at the
+    moment, so that a small pool is soon full.
     """
 
     tokens_per_row_max = 1
@@ -121,9 +123,7 @@ class Engine:
         limits = msgspec.structs.replace(limits or Limits(), steps_in_flight_max=in_flight)
         self.board = make_board(64)
         self.tape = Tape()
-        self.core = SchedulerCore(
-            address(Role.SCHEDULER), self.board, self.tape, (END,), limits, policies or Policies(prefix_cache=False)
-        )
+        self.core = SchedulerCore(address(Role.SCHEDULER), self.board, self.tape, (END,), limits, policies or PLAIN)
         self.block_tokens = block_tokens
         self.host_blocks = host_blocks
         self.now_ns = 0
@@ -150,7 +150,7 @@ class Engine:
 
     def tell(self, event: object) -> list[Effect]:
         """One event for the scheduler; its plans wait for ``step``."""
-        self.now_ns += 1
+        self.now_ns += 1_000_000  # a step takes a millisecond or two
         out = self.core.handle(event, self.now_ns)
         for effect in out:
             if isinstance(effect, Plan):

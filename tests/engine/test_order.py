@@ -26,7 +26,7 @@ class One:
     arrived_ns: int = 0
     priority: int = 0
     work_tokens: int = 0
-    cached_tokens: int = 0
+    prefix_tokens: int = 0
     deadline_ns: int = 0
     resumed: bool = False
 
@@ -40,9 +40,9 @@ def served(order: Order, ones: list[One], aging: bool = True) -> list[int]:
 
 def test_each_order_prefers_what_it_says() -> None:
     ones = [
-        One(0, 0, priority=1, work_tokens=500, cached_tokens=0, deadline_ns=9 * NS),
-        One(1, NS, priority=0, work_tokens=900, cached_tokens=100, deadline_ns=5 * NS),
-        One(2, 2 * NS, priority=-1, work_tokens=10, cached_tokens=600),
+        One(0, 0, priority=1, work_tokens=500, prefix_tokens=0, deadline_ns=9 * NS),
+        One(1, NS, priority=0, work_tokens=900, prefix_tokens=100, deadline_ns=5 * NS),
+        One(2, 2 * NS, priority=-1, work_tokens=10, prefix_tokens=600),
     ]
     assert served("arrival", ones) == [0, 1, 2]
     assert served("priority", ones) == [2, 1, 0]
@@ -63,14 +63,14 @@ def worst_wait_s(order: Order, aging: bool) -> tuple[float, float]:
     came first into a full queue, and of the worst of all. Three hundred are served.
     """
     line: WaitingLine[One] = WaitingLine(order, LIMITS, aging)
-    worst = One(0, 5 * NS, priority=9, work_tokens=100_000, cached_tokens=0)
+    worst = One(0, 5 * NS, priority=9, work_tokens=100_000, prefix_tokens=0)
     for slot in range(1, 6):
-        line.add(One(slot, 0, work_tokens=10, cached_tokens=500, deadline_ns=20 * NS))
+        line.add(One(slot, 0, work_tokens=10, prefix_tokens=500, deadline_ns=20 * NS))
     line.add(worst)
     waits: dict[int, float] = {}
     for second in range(300):
         now_ns = (6 + second) * NS
-        line.add(One(10 + second, now_ns, work_tokens=10, cached_tokens=500, deadline_ns=now_ns + 10 * NS))
+        line.add(One(10 + second, now_ns, work_tokens=10, prefix_tokens=500, deadline_ns=now_ns + 10 * NS))
         first = line.first()
         assert first is not None
         line.remove(first)
@@ -97,7 +97,7 @@ ones_ = st.builds(
     arrived_ns=st.integers(0, 1000 * NS),
     priority=st.integers(-(1 << 31), 1 << 31),
     work_tokens=st.integers(0, 1 << 24),
-    cached_tokens=st.integers(0, 1 << 24),
+    prefix_tokens=st.integers(0, 1 << 24),
     deadline_ns=st.integers(0, 1 << 62),
 )
 
@@ -114,7 +114,7 @@ def test_the_line_is_sorted_whatever_comes_and_goes(order: Order, ones: list[One
     line: WaitingLine[One] = WaitingLine(order, LIMITS)
     heap: list[tuple[tuple[int, int, int, int], int]] = []
     for slot, one in enumerate(ones):
-        one = One(slot, one.arrived_ns, one.priority, one.work_tokens, one.cached_tokens, one.deadline_ns)
+        one = One(slot, one.arrived_ns, one.priority, one.work_tokens, one.prefix_tokens, one.deadline_ns)
         line.add(one)
         if rng.random() < 0.3:
             assert one in line
@@ -132,10 +132,10 @@ def test_whoever_changes_is_placed_anew() -> None:
     for one in ones:
         line.add(one)
     line.remove(ones[1])
-    ones[1].cached_tokens = 100
+    ones[1].prefix_tokens = 100
     line.add(ones[1])
     assert line.first() is ones[1]
-    ones[0].cached_tokens = 200
+    ones[0].prefix_tokens = 200
     line.moved(ones[0])
     assert line.first() is ones[0] and len(line) == 2
 

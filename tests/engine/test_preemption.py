@@ -17,7 +17,7 @@ from tests.engine.rig import Engine, truth
 
 CHEAP, DEAR = 1 << 50, 1  # bytes a second that a swap moves, as is believed before any has been seen
 PROMPT = [5, 6, 7, 8]
-CACHED, UNCACHED = Policies(prefix_cache=True), Policies(prefix_cache=False)
+CACHED, UNCACHED = (Policies(prefix_cache=cached, admission="optimistic") for cached in (True, False))
 
 
 def limits(bytes_per_s: int, step_tokens: int = 16) -> Limits:

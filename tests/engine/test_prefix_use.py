@@ -17,7 +17,9 @@ def params(seed: int = 1, max_tokens: int = 4) -> Params:
 
 
 def caching(in_flight: int = 1, blocks: int = 64, share: bool = False, limits: Limits | None = None) -> Engine:
-    return Engine(limits, blocks=blocks, in_flight=in_flight, policies=Policies(share_prefixes=share))
+    return Engine(
+        limits, blocks=blocks, in_flight=in_flight, policies=Policies(share_prefixes=share, admission="optimistic")
+    )
 
 
 def computed(plans: list[Plan], slot: int) -> int:

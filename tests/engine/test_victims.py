@@ -136,7 +136,7 @@ class Job:
     arrived_ns: int
     priority: int
     deadline_ns: int = 0
-    cached_tokens: int = 0
+    prefix_tokens: int = 0
     blocks: int = 0
     resumed: bool = False
     paused: bool = False
@@ -227,7 +227,7 @@ def play(policy: Policy, order: Order, total: int, seed: int, jobs: int = 50, li
         prompt = rng.randint(1, 2 * total)
         most = rng.randint(1, 4 * total - prompt)
         job = Job(Ask(slot, prompt, most), rng.randint(1, most), slot, rng.randint(-2, 2), rng.choice([0, 10**9]))
-        job.work_tokens, job.cached_tokens = desk.work_tokens(job.ask), rng.randint(0, prompt)
+        job.work_tokens, job.prefix_tokens = desk.work_tokens(job.ask), rng.randint(0, prompt)
         assert desk.arrive(job.ask, 0) is None
         toy.line.add(job)
     steps = 0

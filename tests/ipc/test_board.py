@@ -134,7 +134,7 @@ def test_the_gauges() -> None:
     board = make()
     board.set_live(Role.SCHEDULER, 0, 1, 7)
     board.expect(Role.SCHEDULER, 0, 99)
-    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 480, 800, 90, 10))
+    board.set_gauges((1, 2, 30, 4, 5, 6, 7, 480, 800, 90, 10, 11, 12, 13, 14))
     (place,) = board.places()
     assert (place.incarnation, place.since_ns, place.expected_ns) == (1, 7, 99), "nothing lies on anything else"
     assert board.gauges() == {
@@ -149,6 +149,10 @@ def test_the_gauges() -> None:
         "prefix_queries_tokens": 800,
         "prefix_hits_tokens": 90,
         "prefix_evictions_blocks": 10,
+        "ledger_growth": 11,
+        "ledger_resume": 12,
+        "ledger_headroom": 13,
+        "ledger_swapped": 14,
     }
 
 

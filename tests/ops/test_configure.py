@@ -60,6 +60,8 @@ def test_every_setting_can_be_set_from_the_environment(name: str) -> None:
         "worker": "scripted",
         "log_level": "debug",
         "kv_memory": "1GiB",
+        "admission": "reserve",
+        "order": "shortest",
     }
     text = texts.get(name, "1")
     variable = "BATON_" + name.replace(".", "__").upper()
@@ -106,6 +108,10 @@ def test_kubernetes_service_links_are_explained() -> None:
         ("swap_memory", "0GiB", "swap_memory must be a size like 4GiB, got '0GiB'"),
         ("trace_sample_ratio", "nan", "trace_sample_ratio must be a number from 0 to 1, got 'nan'"),
         ("scripted_step_ms", "inf", "got 'inf'"),
+        ("prefix_cache", "maybe", "prefix_cache must be true or false, got 'maybe'"),
+        ("admission", "hope", "admission must be one of optimistic, predicted, reserve, got 'hope'"),
+        ("order", "mine", "order must be one of arrival, deadline, prefix, priority, shortest, got 'mine'"),
+        ("itl_target_ms", "-1", "itl_target_ms must be a number of at least 0, got '-1'"),
         ("limits.drain_s_max", "0", "limits.drain_s_max must be a positive number, got '0'"),
         ("limits.drain_s_max", "inf", "got 'inf'"),
         ("limits.restarts_max", "2.5", "limits.restarts_max must be an integer, got '2.5'"),

@@ -58,7 +58,7 @@ def board(path: Path) -> Board:
     made = Board.create(path, 1, 4)
     made.set_live(Role.SCHEDULER, 0, 3, now_ns())
     made.set_pid(Role.SCHEDULER, 0, 42)
-    made.set_gauges((1, 0, 100, 60, 9))
+    made.set_gauges((1, 0, 100, 60, 9, 0, 0, 0, 0, 0, 0, 0))
     made.claim(2, b"\xab" * 16, bytes(25))
     row = BoardRow(1, 5, Role.SCHEDULER, 0, 3, False, Role.TOKENIZER, 0, 1, STATE_NUMBERS["queued"], now_ns())
     made.write(2, row)

@@ -73,7 +73,7 @@ class Client:
             world.at(wish.cancel_after_ns, self._give_up)
         if wish.drops:
             world.at(wish.drops[0][0], self._lose_connection, 0)
-        terms = Terms("m", deadline_ns=self.deadline_ns)
+        terms = Terms("m", deadline_ns=self.deadline_ns, priority=wish.number % 3 - 1)
         attributes: dict[str, str | int | float | bool] = {"number": wish.number}
         keep = Keep(wish.key, {"body": repr(wish.params).encode()}, wish.resumable, b"memo") if wish.kept else None
         event = Open(

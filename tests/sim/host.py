@@ -33,6 +33,7 @@ from tests.sim.forger import forged
 from tests.sim.members import Exhaustible, Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
+from tests.sim.policies import policy_settings
 from tests.sim.script import MS, make_ranked_wishes, make_shape, with_swap
 from tests.sim.visitors import Visitor
 
@@ -63,14 +64,13 @@ class Host:
         self.began_ns = START_NS
         self.struck: Counter[str] = Counter()  # faults that struck, by name
         self.said: Counter[str] = Counter()  # what processes logged, by role and event
-        self.stop_asked = False
-        self.over = False
+        self.stop_asked = self.over = False
         self.clients = [Visitor(wish, self) for wish in make_ranked_wishes(seed, rng, shape, encode)]
         self.stop_at_ns = rng.randrange(SPAN_NS) if rng.random() < 0.2 else None
         self.settings = Settings(
             worker="scripted",
             scripted_step_ms=rng.choice((0.0, 0.3, 1.0, 8.0, 30.0)),
-            max_step_tokens=shape.limits.step_tokens_max,
+            **policy_settings(seed),
             limits=shape.limits,
             frontends=shape.frontends,
         )

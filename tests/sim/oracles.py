@@ -109,7 +109,8 @@ class Oracles:
     def _busy(self, core: SchedulerCore) -> None:
         """While a worker is there, a request with room at its client is in a step, or another one is."""
         if not core.flights and core.batcher.pool is not None:
-            able = [seq.held.slot for seq in core.sequences.values() if seq.has_credit]
+            now = self.world.now
+            able = [seq.held.slot for seq in core.sequences.values() if core.batcher.may_run(seq, now)]
             self.check(not able, f"slots {able} could run and nothing does")
 
     def _shown(self, row: RowView) -> None:

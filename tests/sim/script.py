@@ -15,6 +15,7 @@ import msgspec
 
 from baton.engine.batch import Sampling
 from baton.engine.limits import Limits
+from baton.engine.policies import Policies
 from baton.engine.text import TokenTable
 from baton.ipc.frames import Candidate, Params, Prompt, PromptScored
 from baton.ipc.records import ring_holds
@@ -56,6 +57,7 @@ class Shape:
     poison: bool  # the worker dies of requests with seed POISON, at their second token
     tokens_per_row_max: int  # so many tokens a step may yield for one request
     ranks: int = 1
+    policies: Policies = field(default_factory=Policies)
     host_blocks: int = 0
 
     @property
@@ -196,6 +198,7 @@ def make_shape(rng: random.Random) -> Shape:
         resume_s_max=0.1,
         idempotency_s_max=0.05,
         lone_deaths_max=2 if poison else 100,
+        predictor_lengths_min=3,
     )
     return Shape(
         limits=limits,

@@ -45,11 +45,12 @@ from baton.ipc.board import Board
 from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Ready, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
+from tests.sim import policies, script
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize, with_swap
+from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
 from tests.sim.worker import Worker
 
 Place = tuple[Role, int]
@@ -91,9 +92,9 @@ class World:
         self.seed = seed
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
-        shape = make_shape(self.rng)
-        shape = replace(with_swap(seed, shape, shape.limits), ranks=random.Random(~seed).choice((1, 1, 1, 2, 3)))
-        self.shape = shape
+        ranks, shape = random.Random(~seed).choice((1, 1, 1, 2, 3)), make_shape(self.rng)
+        shape = script.with_swap(seed, shape, shape.limits)
+        self.shape = replace(shape, ranks=ranks, policies=policies.make_policies(seed))
         self.now = 0
         self.events = 0
         self.last_event_ns = 0
@@ -189,7 +190,8 @@ class World:
         elif role == Role.TOKENIZER:
             core = TokenizerCore(me, self.board, self.shape.context_tokens, 8, limits)
         elif role == Role.SCHEDULER:
-            core = SchedulerCore(me, self.board, StepReader(RingReader(self.tokens, 0)), (END,), limits)
+            steps = StepReader(RingReader(self.tokens, 0))
+            core = SchedulerCore(me, self.board, steps, (END,), limits, self.shape.policies)
         else:
             core = DetokenizerCore(me, self.board, StepReader(RingReader(self.tokens, 1)), TABLE, limits)
         process = self.live[place] = Process(place, incarnation, core)

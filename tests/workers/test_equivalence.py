@@ -16,13 +16,13 @@ HOST_BLOCKS, SWAP_BYTES = 24, 32 << 20
 SWAP = 1 << 60  # bytes a second: a swap is always believed to be the cheaper way
 NEAR = 1e-4
 
-ALONE = Policies(prefix_cache=False)
+ALONE, CACHED = (Policies(prefix_cache=cached, admission="optimistic") for cached in (False, True))
 UNDISTURBED = House("undisturbed", BLOCKS, Limits(step_tokens_max=4096, steps_in_flight_max=1), ALONE)
 HOUSES = [
     House("chunks", BLOCKS, Limits(step_tokens_max=13, steps_in_flight_max=1), ALONE),
     House("cached and ahead", BLOCKS, Limits(step_tokens_max=4096)),
     House("tight", 4, Limits(step_tokens_max=29, steps_in_flight_max=1), ALONE),
-    House("tight, cached, ahead, in chunks", 4, Limits(step_tokens_max=29)),
+    House("tight, cached, ahead, in chunks", 4, Limits(step_tokens_max=29), CACHED),
     House(
         "swapped",
         *(4, Limits(step_tokens_max=29, steps_in_flight_max=1, swap_prior_bytes_per_s=SWAP), ALONE),
@@ -30,7 +30,7 @@ HOUSES = [
     ),
     House(
         "swapped, cached, ahead",
-        *(4, Limits(step_tokens_max=29, swap_prior_bytes_per_s=SWAP), Policies()),
+        *(4, Limits(step_tokens_max=29, swap_prior_bytes_per_s=SWAP), CACHED),
         host_blocks=HOST_BLOCKS,
     ),
 ]
