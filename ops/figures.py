@@ -64,7 +64,7 @@ class Played:
 
 
 def ledger_figure() -> str:
-    """Six requests come to a small pool under ``reserve``: where each block is, or whose it will be, after each step."""
+    """Six requests come to a small pool under ``reserve``: where each block is, or whose it will be, step by step."""
     played = Played(24, Limits(step_tokens_max=64, kv_headroom_share=0.05), Policies(admission="reserve"))
     kept: list[dict[str, int]] = []
     arrivals = {0: (0, 40, 24), 2: (1, 60, 30), 4: (2, 20, 60), 8: (3, 90, 20), 10: (4, 30, 30), 14: (5, 50, 16)}
