@@ -83,6 +83,7 @@ NO_BACKGROUND = "is not supported: a request belongs to its connection; resumabl
 NO_TEMPLATES = "is not supported: no prompts are kept here"
 NO_RESUMING = "is not supported here: only responses, and the SDK's requests, can be resumed"
 ELSEWHERE = "is a parameter of another endpoint, not of this one"
+IN_HEADER = "is not read from the body of an HTTP request: send it as the Idempotency-Key header"
 NO_MEDIA = "is not supported: this model reads and writes text"
 
 #: parameter -> (values that change nothing, why any other is refused); null changes nothing anywhere
@@ -145,6 +146,7 @@ _CHAT_ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
     "resumable": ((False,), NO_RESUMING),
+    "idempotency_key": (NEVER, IN_HEADER),
 }
 
 _COMPLETION_ONLY: dict[str, tuple[tuple[object, ...], str]] = {
@@ -152,6 +154,7 @@ _COMPLETION_ONLY: dict[str, tuple[tuple[object, ...], str]] = {
     "echo": ((False,), NOT_YET),
     "suffix": (("",), NOT_YET),
     "resumable": ((False,), NO_RESUMING),
+    "idempotency_key": (NEVER, IN_HEADER),
 }
 
 _RESPONSE_ONLY: dict[str, tuple[tuple[object, ...], str]] = {

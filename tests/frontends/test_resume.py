@@ -167,6 +167,8 @@ async def test_chats_with_a_key_are_no_responses(house: House) -> None:
     for query in ("", "?stream=true"):
         async with house.client.get(place + query) as response:
             assert response.status == 404
+    async with house.post("/v1/completions", {**TEXT, "idempotency_key": "k"}) as response:
+        assert response.status == 400 and (await response.json())["error"]["param"] == "idempotency_key"
     async with house.post("/v1/completions", {**TEXT, "resumable": True}) as response:
         assert response.status == 400 and (await response.json())["error"]["param"] == "resumable"
 

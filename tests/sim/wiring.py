@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from baton.engine.health import HealthCore
-from baton.frontends.reception import Reception
 from baton.ipc.frames import Life, Role
 from baton.ipc.memory_link import MemoryLinks
 from baton.ipc.records import StepReader
@@ -79,11 +78,6 @@ def a_full_ring_loses_tokens(patch: Patch) -> None:
             self.process.surroundings.ring_bell(role, 0, "tokens")
 
     patch.setattr(StepLoop, "_commit", careless)
-
-
-def small_amounts_are_never_reported(patch: Patch) -> None:
-    """What a client took is reported only once it is much."""
-    patch.setattr(Reception, "_report_later", lambda self: None)
 
 
 def nobody_is_told_of_a_life(patch: Patch) -> None:
@@ -157,7 +151,6 @@ WIRING: list[Callable[[Patch], None]] = [
     timers_outlive_their_process,
     plans_are_run_at_the_same_time,
     a_full_ring_loses_tokens,
-    small_amounts_are_never_reported,
     nobody_is_told_of_a_life,
     the_hung_are_left_alone,
     a_full_inbox_loses_frames,
