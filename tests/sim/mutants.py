@@ -92,9 +92,9 @@ def rolled_back_without_draining(patch: Patch) -> None:
 
     roll = SchedulerCore._roll_back
 
-    def roll_back(self: Any, *arguments: Any) -> None:
+    def roll_back(self: Any, *arguments: Any) -> Any:
         self.ring.read()
-        roll(self, *arguments)
+        return roll(self, *arguments)
 
     patch.setattr(SchedulerCore, "_roll_back", roll_back)
 
