@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from baton.engine.states import STATES, diagram
-from baton.ops.figures import step_figure
+from baton.ops.figures import ledger_figure, step_figure
 
 STATES_PAGE = "states.md"
 STEP_FIGURE = "scheduling-step.svg"
+LEDGER_FIGURE = "scheduling-ledger.svg"
 
 
 def states_page() -> str:
@@ -45,7 +46,7 @@ def main(directory: Path) -> None:
 
 def derived() -> dict[str, str]:
     """What is derived from the program: a file's name in ``docs/`` and what stands in it."""
-    return {STATES_PAGE: states_page(), STEP_FIGURE: step_figure()}
+    return {STATES_PAGE: states_page(), STEP_FIGURE: step_figure(), LEDGER_FIGURE: ledger_figure()}
 
 
 if __name__ == "__main__":

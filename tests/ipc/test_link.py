@@ -81,6 +81,8 @@ def fitting(frame: AnyFrame) -> AnyFrame:
         changes["slot"] = 0
     if hasattr(frame, "home"):
         changes["home"] = 0 if isinstance(frame, Cancel | Recall) else address(Role.FRONTEND)
+    if hasattr(frame, "group"):
+        changes["rank"], changes["group"] = 0, (1,)
     return msgspec.structs.replace(frame, **changes)
 
 

@@ -68,6 +68,8 @@ def filled(rng: random.Random, kind: Any) -> Any:
         return [rng.randrange(9)] if get_origin(get_args(kind)[0]) is list else rng.randrange(1, 9)
     if origin is Union or isinstance(kind, type(int | str)):
         return filled(rng, rng.choice(get_args(kind)))
+    if origin is tuple and get_args(kind)[-1] is not Ellipsis:
+        return tuple(filled(rng, each) for each in get_args(kind))
     if origin in (list, tuple):
         values = [filled(rng, get_args(kind)[0]) for _ in range(rng.randrange(3))]
         return values if origin is list else tuple(values)
