@@ -78,7 +78,7 @@ def run(runner: Runner, seeds: range, houses: int) -> dict[str, int]:
 @pytest.mark.timeout(600)
 def test_twenty_workloads_say_the_same_whatever_happens(runner: Runner) -> None:
     happened = run(runner, range(20), 1)
-    assert happened["preemptions"] >= 5
+    assert happened["preemptions"] >= 2
     assert happened["cached_tokens"] >= 100 and happened["copies"] >= 1
     assert happened["swaps"] >= 1
 
