@@ -35,10 +35,38 @@ TROUBLES = (
 )
 
 
+#: seeds that failed once, and the histories that showed it: a later world may play another history under the same seed,
+#: so unit tests and mutants hold them as well
+PINNED = {
+    0: "text overtook Admitted and the door began without its prompt's ids",
+    1: "slow clients held all blocks and nothing ran",
+    2: "a request that kills its worker is given up, and nobody else is",
+    6: "a crash widened the client's window by what it had not read",
+    11: "a dead worker's committed records were not counted before the roll-back",
+    20: "a hand-over died with its sender and was not recalled",
+    33: "text of a run that had been given up was delivered",
+    84: "a resubmission at its end id and at max_tokens ended by length",
+    107: "a worker ran a plan that was made for its predecessor",
+    108: "a frame for an earlier generation of the slot was believed",
+    134: "a cancel came between two owners and neither heard it",
+    967: "one client's cancel ended an answer that another might have come back for",
+    105425: "a kept request is refused by its home for want of a row, and has no account",
+    116428: "a refused request frees its key before all who listen have heard so",
+    3448: "one client's goodbye ended an answer that another might have come back for",
+    170: "a worker died between its commit and the bell, and nobody read the token",
+    4: "a greeting overtook the news of a death, nobody was suspect, and a poisoned request killed workers for ever",
+}
+
+
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_fifty_seeds(first: int) -> None:
     failures = {seed: what for seed in range(first, first + 50) if (what := failure(seed))}
     assert not failures
+
+
+@pytest.mark.parametrize("seed", PINNED)
+def test_pinned(seed: int) -> None:
+    assert failure(seed) is None, PINNED[seed]
 
 
 def test_same_seed_same_history() -> None:
