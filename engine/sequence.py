@@ -143,10 +143,14 @@ class Sequence:
         return bool(new)
 
     def lease(self, incarnation: int) -> Lease:
-        """Everything that a detokenizer must know of it to go on from here."""
+        """Everything that a detokenizer must know of it to go on from here.
+
+        An end that is known bounds its tokens: it does not show in their ids, and the ring may hold more.
+        """
         h, handed, p = self.held, self.handed, self.handed.params
         name = (h.slot, h.generation, self.run, incarnation, handed.home, h.trace)
-        params = msgspec.structs.replace(p, max_tokens=self.max_tokens)
+        known = self.end.length if self.end is not None else None
+        params = msgspec.structs.replace(p, max_tokens=self.max_tokens if known is None else known)
         logprobs = list(self.logprobs) if p.logprobs else []
         told = (list(self.output), logprobs, self.base, list(self.tops), bytes(self.prompt_scores))
         return Lease(*name, params, *told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled
 from baton.engine.batcher import Batcher
 from baton.engine.effects import Doorbell, Plan, StepDone
-from baton.ipc.frames import Cancel, Params
+from baton.ipc.frames import Cancel, Lease, Params, Role
 from tests.engine.rig import END, Engine, only, truth
 
 PROMPT = [5, 6, 7, 8]
@@ -148,3 +148,13 @@ def test_the_scripted_runner_yields_the_same_tokens_in_bursts_as_one_by_one() ->
     assert seen == truth(PROMPT, long, len(seen))
     assert len(seen) > 20
     assert steps < 35
+
+
+def test_a_new_detokenizer_is_leased_no_token_past_an_end_that_does_not_show_in_its_id() -> None:
+    engine = Speculating()
+    engine.submit(0, PROMPT, Params(max_tokens=6, seed=1))
+    engine.board.set_live(Role.DETOKENIZER, 0, 2, 0)
+    engine.yields(END, 27, flags={0: END_FLAG})
+    leases = [frame for frame in engine.sent if isinstance(frame, Lease)]
+    assert (leases[-1].incarnation, leases[-1].token_ids, leases[-1].params.max_tokens) == (2, [END], 1)
+    assert engine.flushed()[0].length == 1

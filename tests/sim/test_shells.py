@@ -21,6 +21,7 @@ PINNED = {
     5: "a tokenizer heard a Submit before it was loaded",
     14: "a worker was halted in a step, and the step outlived it",
     23: "a drain ran out of time, and the requests it cut off had no account",
+    1211: "a new detokenizer was leased an end that does not show in its id, and read on in the ring",
     28: "the supervisor killed a frontend that was closing its doors in good order",
 }
 
