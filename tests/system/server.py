@@ -133,12 +133,13 @@ class Server:
         return {m[1]: float(m[2]) for m in re.finditer(rf"^baton_({names}) ([\d.e+]+)$", text, re.M)}
 
     async def idle(self, seconds: float) -> dict[str, float]:
-        """Wait until nothing runs, nothing waits and every block is free; the gauges then."""
+        """Wait until nothing runs, nothing waits and nobody holds a block; the gauges then, cached blocks as free."""
         async with asyncio.timeout(seconds):
             while True:
                 now = await self.gauges()
                 busy = now["requests_running"] or now["requests_waiting"]
-                if not busy and now["kv_blocks_free"] + now["kv_blocks_cached"] == now["kv_blocks_total"]:
+                now["kv_blocks_free"] += now.pop("kv_blocks_cached")
+                if not busy and now["kv_blocks_free"] == now["kv_blocks_total"]:
                     return now
                 await asyncio.sleep(0.01)
 

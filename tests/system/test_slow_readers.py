@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "BATON_LIMITS__MAILBOX_TOKENS_MAX": "32",
     "BATON_LIMITS__STALLED_S_MAX": "12",
     "BATON_KV_BLOCKS": "20000",
+    "BATON_ADMISSION": "optimistic",  # so that all have their seats at once
 }
 
 
