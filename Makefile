@@ -11,6 +11,7 @@ PORT ?= 8000
 ARGS ?=
 
 INSTALLED := $(VENV)/.installed
+QUICK := -m "not full" --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help serve check test test-full sim bench docs clean
@@ -36,8 +37,14 @@ check: $(INSTALLED) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest tests/test_layers.py tests/test_style.py
 
+# Two at a time where that disturbs nobody: the simulator and the model are bound by the processor, the rest mostly waits.
+# The tests of whole servers have the machine to themselves.
 test: $(INSTALLED) ## the tests that CI runs, about ten minutes
-	$(BIN)/pytest -m "not full" --durations=10
+	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
+	{ $(BIN)/pytest $(QUICK) tests/sim tests/workers >"$$log" 2>&1 & } && beside=$$! && \
+	status=0 && { $(BIN)/pytest $(QUICK) --ignore=tests/sim --ignore=tests/workers --ignore=tests/system || status=$$?; } && \
+	{ wait $$beside || status=$$?; } && cat "$$log" && \
+	{ $(BIN)/pytest $(QUICK) tests/system || status=$$?; } && exit $$status
 
 test-full: $(INSTALLED) ## all tests
 	$(BIN)/pytest
