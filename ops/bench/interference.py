@@ -24,8 +24,8 @@ from baton.ops.http import target
 from baton.ops.terminal import out
 
 REQUEST_S_MAX = 300.0
-#: more than any prompt: a step takes it whole
-WHOLE_TOKENS = "1048576"
+#: as long as the longest prompt: a step takes it whole (the worker measures the largest step when it starts)
+WHOLE_TOKENS = "2048"
 VOCABULARY = range(1000, 20000)
 
 
