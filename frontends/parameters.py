@@ -193,7 +193,7 @@ def _refused(
 
 REFUSED_CHAT = _refused((*CHAT, *STREAMING), _CHAT_ONLY)
 REFUSED_COMPLETION = _refused((*COMPLETION, *STREAMING), _COMPLETION_ONLY)
-REFUSED_RESPONSE = _refused(RESPONSE, _RESPONSE_ONLY)
+REFUSED_RESPONSE = _refused((*RESPONSE, *ENVELOPE), _RESPONSE_ONLY)
 
 REFUSED_STREAM_OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "include_obfuscation": ((False,), "is not supported"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -129,6 +130,16 @@ def test_paged_attention(heads: int, kv_heads: int, head_dim: int, block_size: i
             token += 1
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """How several threads share a product may depend on its size, and with it the last bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_row_is_the_same_bit_for_bit_whoever_is_in_its_group() -> None:
     lengths = [20, 31, 17, 200, 3]
     sequences = Sequences(lengths, 3, 64, 16, torch.float32)
