@@ -98,7 +98,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # processes
     starting_s_max: float = 60.0
     loading_s_max: float = 120.0
-    warming_s_max: float = 60.0
+    warming_s_max: float = 180.0  # the first start of a configuration measures its largest step
     watch_interval_s: float = 0.25
     ping_interval_s: float = 1.0
     hung_s_max: float = 10.0

@@ -90,17 +90,6 @@ def choose(
     return Verdict(tuple(victims)) if victims is not None else Verdict(yields=True)
 
 
-def displace(running: Iterable[One], missing_blocks: int, coming_back_blocks: int) -> Verdict[One]:
-    """Who makes way for a request that waits for its seat: only those that wait for their clients, so that no slow
-    client holds up another. ``yields``: they would not be enough; the waiting one goes on waiting.
-    """
-    wanted = missing_blocks - coming_back_blocks
-    if wanted <= 0:
-        return Verdict()
-    victims = _enough([one for one in running if one.paused], wanted)
-    return Verdict(tuple(victims)) if victims is not None else Verdict(yields=True)
-
-
 def cheaper_way(
     computed_tokens: int,
     blocks: int,

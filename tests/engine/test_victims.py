@@ -15,7 +15,7 @@ from baton.engine.limits import Limits
 from baton.engine.order import MOVES, Order, WaitingLine
 from baton.engine.predictor import LengthPredictor
 from baton.engine.steptime import StepTime, Transfer
-from baton.engine.victims import Verdict, cheaper_way, choose, displace, protected, seniority
+from baton.engine.victims import Verdict, cheaper_way, choose, protected, seniority
 from tests.engine.pools import Counts
 
 LIMITS = Limits()
@@ -56,9 +56,6 @@ def test_those_that_wait_for_their_clients_go_before_all_others() -> None:
     asking, paused, younger = One(0, 5), One(1, 1, priority=-3, paused=True), One(2, 9)
     assert slots(choose(asking, [paused, asking, younger], 4, 0, LIMITS)) == [1]
     assert slots(choose(asking, [paused, asking, younger], 8, 0, LIMITS)) == [1, 2]
-    assert slots(displace([paused, younger], 4, 0)) == [1]
-    assert displace([paused, younger], 5, 0).yields
-    assert displace([paused, younger], 4, 4) == Verdict()
 
 
 def test_blocks_that_are_coming_back_count_first() -> None:
@@ -80,7 +77,6 @@ def test_the_protected_never_give_way_and_take_from_their_seniors() -> None:
 
 def test_protection_is_not_for_those_that_wait_for_their_clients() -> None:
     slow = One(3, 9, preemptions=OFTEN, paused=True)
-    assert slots(displace([slow], 1, 0)) == [3]
     assert slots(choose(One(4, 10), [slow], 1, 0, LIMITS)) == [3]
 
 
