@@ -114,11 +114,3 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trace_store_bytes_max: int = 8 << 20
     trace_buffer_spans_max: int = 4096
     trace_buffer_bytes_max: int = 64 << 10
-
-    def problems(self) -> list[str]:
-        """One line for each field whose value is not a positive number."""
-        return [
-            f"limits.{name}: must be a positive number, got {value!r}"
-            for name in self.__struct_fields__
-            if not (value := getattr(self, name)) > 0
-        ]
