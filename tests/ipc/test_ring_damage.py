@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 from collections.abc import Callable, Iterator
@@ -144,19 +145,22 @@ def test_extras_that_do_not_fit_are_damage(extras: bytes) -> None:
         decode_step(bytes(frame))
 
 
-def test_noise_behind_the_records_never_gets_through_as_something_else() -> None:
-    rng, whole, damaged = random.Random(5), encode_step(DONE), 0
+def noisy(seed: int, whole: bytes) -> list[StepDone]:
+    """What is read of a frame with noise behind its header, cut off half the time; most of it is damage."""
+    rng, found = random.Random(seed), []
     for _ in range(5000):
         frame = bytearray(whole)
         for _ in range(rng.randrange(1, 4)):
             frame[rng.randrange(16, len(frame))] = rng.randrange(256)
-        try:
-            found = decode_step(bytes(frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
-        except RingDamaged:
-            damaged += 1
-        else:
-            assert len(found.records) <= 2 and all(len(record.tops) % 8 == 0 for record in found.records)
-    assert damaged > 1000
+        with contextlib.suppress(RingDamaged):
+            found.append(decode_step(bytes(frame[: rng.choice((len(frame), rng.randrange(len(frame))))])))
+    assert len(found) < 4000
+    return found
+
+
+def test_noise_behind_the_records_never_gets_through_as_something_else() -> None:
+    for found in noisy(5, encode_step(DONE)):
+        assert len(found.records) <= 2 and all(len(record.tops) % 8 == 0 for record in found.records)
 
 
 SCORED = PromptRecord(5, 1, 3, 4, 2, pack_entry(3, [(42, -0.5), (7, -0.25)]) * 2)
@@ -199,15 +203,5 @@ def test_a_prompt_of_a_row_that_the_board_does_not_have_is_damage(ring: Ring) ->
 
 
 def test_noise_in_the_prompts_of_a_step_is_damage_or_a_step() -> None:
-    rng, whole, damaged = random.Random(6), encode_step(StepDone(1, 7, DONE.records, [SCORED, SCORED])), 0
-    for _ in range(5000):
-        frame = bytearray(whole)
-        for _ in range(rng.randrange(1, 4)):
-            frame[rng.randrange(16, len(frame))] = rng.randrange(256)
-        try:
-            found = decode_step(bytes(frame[: rng.choice((len(frame), rng.randrange(len(frame))))]))
-        except RingDamaged:
-            damaged += 1
-        else:
-            assert all(len(prompt.entries) % prompt.count == 0 for prompt in found.prompts)
-    assert damaged > 1000
+    for found in noisy(6, encode_step(StepDone(1, 7, DONE.records, [SCORED, SCORED]))):
+        assert all(len(prompt.entries) % prompt.count == 0 for prompt in found.prompts)
