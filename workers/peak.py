@@ -24,7 +24,8 @@ class Peak:
 def resident_peak() -> Iterator[Peak]:
     """How far resident memory rises above where it was, at its highest, while this lasts; in bytes.
 
-    What the C library keeps of freed memory is given back first, so that using it again counts. Where the kernel does
+    What the C library keeps of freed memory is given back first, so that using it again counts; it cannot give back
+    all of it in a process that has worked before, so this is for one that has just started. Where the kernel does
     not let the high-water mark be reset, that of the process's whole life stands in for it: too much, never too little.
     """
     ctypes.CDLL(None).malloc_trim(0)
