@@ -50,7 +50,7 @@ test-full: $(INSTALLED) ## all tests
 	$(BIN)/pytest
 
 sim: $(INSTALLED) ## the simulated worlds, at both levels: faults, seeds, oracles
-	$(BIN)/python -m tests.sim --seeds 1000
+	$(BIN)/python -m tests.sim --seeds 2000
 
 bench: $(INSTALLED) ## what the orchestration costs, at each door
 	$(BIN)/python -m baton.ops.bench.orchestration $(ARGS)

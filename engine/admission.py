@@ -98,7 +98,7 @@ class Admission:
     def arrive(self, ask: Ask, now_ns: int, begun: bool = False) -> Failure | None:
         """Into the queue; or why not: 400 for what can never fit, 429 with a time where the queue is full.
 
-        Whoever has ``begun``, under an owner that died, is not told to come back another time.
+        Whoever has ``begun``, admitted by an owner that died, is not told to come back another time.
         """
         failure = self.never(ask)
         if failure is None and not begun:

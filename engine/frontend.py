@@ -148,8 +148,8 @@ class FrontendCore:
         stream.granted = stream.taken + self.limits.mailbox_tokens_max
         prompt = opened.prompt if stream.prompt_ids is None else Prompt(token_ids=stream.prompt_ids)
         stream.early.clear()
-        what = (opened.terms, stream.params(opened.params), prompt, list(stream.delivered), stream.granted)
-        submit = Submit(key, self.me, stream.trace, *what)
+        what, so_far = (opened.terms, stream.params(opened.params), prompt), list(stream.delivered)
+        submit = Submit(key, self.me, stream.trace, *what, so_far, stream.granted, stream.began)
         out.append(Send(Role.TOKENIZER, index, submit))
 
     def _resubmit(self, stream: Stream, held: Held, now_ns: int, out: list[Effect]) -> None:

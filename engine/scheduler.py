@@ -164,8 +164,8 @@ class SchedulerCore:
             out.append(Send(Role.FRONTEND, seq.handed.home.index, admitted))
 
     def _refuse(self, seq: Sequence, failure: Failure) -> None:
-        """Refused before its first token; one whose client has begun to read ends with an error, by the usual way."""
-        self._end(seq, End("error" if seq.output else "refused", len(seq.output), None, failure))
+        """Refused; one whose client was told that it is admitted ends with an error, by the usual way."""
+        self._end(seq, End("error" if seq.handed.begun or seq.admitted else "refused", len(seq.output), None, failure))
 
     # -------------------------------------------------------------------------------- workers and peers
 

@@ -51,7 +51,7 @@ class Seating:
         terms, params = seq.handed.terms, seq.handed.params
         key = (terms.tenant, terms.model, sampling_class(params.temperature, params.max_tokens))
         seq.ask = Ask(seq.slot, seq.prompt_tokens, seq.max_tokens, key, len(seq.output))
-        failure = self.admission.arrive(seq.ask, now_ns, begun=bool(seq.base))
+        failure = self.admission.arrive(seq.ask, now_ns, begun=seq.handed.begun)
         if failure is None:
             seq.work_tokens = self.admission.work_tokens(seq.ask)
             if self.policies.order == "prefix" and seq.chain is not None:

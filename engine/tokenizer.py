@@ -105,7 +105,8 @@ class TokenizerCore:
         prompt_ids, delivered, params = event.token_ids, submit.delivered, submit.params
         if event.bad_ids:
             params = msgspec.structs.replace(params, bad_ids=event.bad_ids)
-        handed = Handed(key, submit.home, submit.trace, submit.terms, params, prompt_ids, delivered, submit.credit)
+        what = (submit.terms, params, prompt_ids, delivered, submit.credit, submit.begun)
+        handed = Handed(key, submit.home, submit.trace, *what)
         out.append(Send(Role.SCHEDULER, 0, handed))
 
     def _too_long(self, tokens: int, asked: int | None, field: str) -> Failure | None:

@@ -186,14 +186,13 @@ class Board:
         """Name the request that will fill a free row; the row itself is written after this."""
         words, at = self._words, ROWS_AT + slot * ROW_WORDS
         padded = request_id + trace + bytes(48 - len(request_id) - len(trace))
-        for offset in range(6):
-            words[at + IDENTITY + offset] = int.from_bytes(padded[8 * offset : 8 * offset + 8], "little")
+        words[at + IDENTITY : at + IDENTITY + 6] = memoryview(padded).cast("Q")
         words[at + COUNTS] = words[at + DELIVERED] = 0
 
     def identity(self, slot: int) -> tuple[bytes, bytes]:
         """The request's id (16 bytes) and trace context (25 bytes)."""
         at = ROWS_AT + slot * ROW_WORDS + IDENTITY
-        padded = b"".join(word.to_bytes(8, "little") for word in self._words[at : at + 6])
+        padded = self._words[at : at + 6].tobytes()
         return padded[:16], padded[16:41]
 
     def set_cancel(self, slot: int, generation: int) -> None:

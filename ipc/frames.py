@@ -42,7 +42,8 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False, tag_field="t
 class Submit(Frame, frozen=True):
     """Frontend -> tokenizer: the request. After a crash it carries the prompt's ids and the ids already delivered.
 
-    ``credit`` is the output position up to which tokens may be made, as in ``Credit``.
+    ``credit`` is the output position up to which tokens may be made, as in ``Credit``. ``begun``: an owner that died
+    had admitted it, and its client was told so.
     """
 
     key: Key
@@ -53,6 +54,7 @@ class Submit(Frame, frozen=True):
     prompt: Prompt
     delivered: list[int]
     credit: int
+    begun: bool = False
 
 
 class Handed(Frame, frozen=True):
@@ -66,6 +68,7 @@ class Handed(Frame, frozen=True):
     prompt_ids: Annotated[list[int], Meta(min_length=1)]
     delivered: list[int]
     credit: int
+    begun: bool = False
 
 
 class Flush(Frame, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
 from baton.engine.limits import Limits
@@ -53,6 +53,7 @@ class Network:
         self._context = contextvars.copy_context()  # frames travel on when their sender is dead
         self._bound: dict[Place, MemoryLinks] = {}
         self._wires: dict[tuple[Place, int, Place], _Wire] = {}
+        self._to: defaultdict[Place, list[_Wire]] = defaultdict(list)  # the same, by who they lead to
 
     def connect(self, me: Address, limits: Limits, board: Board, deliver: Deliver, report: Report) -> MemoryLinks:
         """The links of one process; what waits for its place begins to come in."""
@@ -91,6 +92,7 @@ class Network:
         wire = self._wires.get(key)
         if wire is None:
             wire = self._wires[key] = _Wire(sender, receiver)
+            self._to[receiver].append(wire)
         wire.frames.append(data)
         assert len(wire.frames) <= waiting_max, f"{receiver} takes no frames"
         wire.last_ns = max(wire.last_ns, self._now_ns() + self._delay_ns(sender, receiver, frame))
@@ -98,8 +100,7 @@ class Network:
 
     def refill(self, links: MemoryLinks) -> None:
         """There is room in an inbox: a frame from each wire in turn, until it is full."""
-        wires = [wire for wire in self._wires.values() if wire.receiver == links.me.place]
-        while links.room and (ready := [wire for wire in wires if wire.due]):
+        while links.room and (ready := [wire for wire in self._to[links.me.place] if wire.due]):
             for wire in ready:
                 self._move(wire, links)
 

@@ -166,7 +166,9 @@ class Engine:
         """A request comes from the tokenizer."""
         key = hand(self.board, slot, "queued", Role.TOKENIZER, self.board.row(slot).epoch + 2)
         home = address(Role.FRONTEND)
-        return self.tell(Handed(key, home, TRACE, Terms("m"), params, prompt, list(delivered), credit))
+        return self.tell(
+            Handed(key, home, TRACE, Terms("m"), params, prompt, list(delivered), credit, begun=bool(delivered))
+        )
 
     def step(self) -> bool:
         """The worker runs the plan that waits, and the scheduler hears of it; False if none waits."""

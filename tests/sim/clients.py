@@ -11,7 +11,8 @@ from baton.ipc.frames import Role, Terms
 from tests.sim.script import MS, NEVER, Wish, reference
 
 if TYPE_CHECKING:
-    from tests.sim.world import Process, World
+    from tests.sim.processes import Process
+    from tests.sim.world import World
 
 #: a client's doors are its number and this much more for each time it came back
 DOORS = 1000

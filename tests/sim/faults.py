@@ -21,7 +21,7 @@ FAULTS = {
     "slow": 4,  # it does nothing for a while
     "damage": 1,  # a byte of the ring it writes next is turned over
     "out of memory": 2,  # there is none for the worker's next step
-    "full ring": 1,  # the detokenizer reads nothing until no more tokens fit
+    "full ring": 3,  # the detokenizer reads nothing until no more tokens fit
 }
 SPAN_NS = 120 * MS
 #: how a process of level one is struck, in words

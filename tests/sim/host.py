@@ -19,27 +19,28 @@ from baton.engine.buggify import armed
 from baton.engine.effects import Died, Dump, Inquire, Kill, Note, Opened, Over, Spawn, StopAsked
 from baton.engine.health import HealthCore
 from baton.engine.watch import Place as Seen
-from baton.ipc.frames import Address, AnyFrame, KVLayout, Ping, Role
+from baton.ipc.frames import Address, AnyFrame, Ping, Role
 from baton.ipc.memory_link import Network, Place
 from baton.ipc.ring import CURSORS, WRITTEN
 from baton.ipc.shell import Shell
 from baton.ipc.virtual_clock import Asleep, VirtualLoop
 from baton.workers.config import Card, Launch, Settings
-from baton.workers.gpu import StepRunner
 from baton.workers.memory import Bell, MemoryMachine
 from tests.sim.chance import chance
 from tests.sim.faults import SPAN_NS, Fault, limits_of, make_faults, places_of
 from tests.sim.forger import forged
-from tests.sim.members import Exhaustible, Member
+from tests.sim.members import Member
 from tests.sim.model import card, encode
 from tests.sim.oracles import Broken, Oracles
 from tests.sim.policies import policy_settings
-from tests.sim.script import MS, make_ranked_wishes, make_shape, with_swap
+from tests.sim.script import MS
+from tests.sim.shapes import make_shape, with_bounds
 from tests.sim.visitors import Visitor
+from tests.sim.wishes import make_ranked_wishes
 
-Made = tuple[StepRunner, KVLayout, str]
 HISTORY_S_MAX = 12.0
 JUDGE_EVERY_S = 0.0017  # and no more often than a few times a step
+JUDGE_IDLE_S = 0.05
 START_NS = 10_000_000 * MS  # late enough that a request may have been received long ago
 
 
@@ -55,7 +56,7 @@ class Host:
         shape = make_shape(rng)
         self.places = places_of(shape)
         self.faults = make_faults(rng, self.places, shape)
-        self.shape = shape = with_swap(seed, replace(shape, repeats=False), limits_of(rng, shape, self.faults))
+        self.shape = shape = with_bounds(seed, replace(shape, repeats=False), limits_of(rng, shape, self.faults))
         self.record = record
         self.lines: list[str] = []
         self.loop = VirtualLoop(START_NS)
@@ -123,10 +124,12 @@ class Host:
             self.oracles.at_the_end()
 
     async def _judge(self) -> None:
-        """Look again and again; when all is done, ask the server to end."""
-        pause_s = max(JUDGE_EVERY_S, self.settings.scripted_step_ms / 4000)
+        """Look again and again, less often while nothing happens; when all is done, ask the server to end."""
+        soon_s = pause_s = max(JUDGE_EVERY_S, self.settings.scripted_step_ms / 4000)
+        said = self.handled
         while True:
             await asyncio.sleep(pause_s)
+            pause_s, said = (min(2 * pause_s, JUDGE_IDLE_S) if said == self.handled else soon_s), self.handled
             members = list(self.live.values())
             if members:  # any one: its look is at all of them; only a scheduler is asked for more
                 self.judge(self.oracles.after, max(members, key=lambda member: member.me.role == Role.SCHEDULER))
@@ -210,13 +213,6 @@ class Host:
     def live(self) -> dict[Place, Member]:
         """Every process whose core runs."""
         return {place: member for place, member in self._members.items() if member.core is not None}
-
-    def make_runner(self, settings: Settings, card: Card, phase: Callable[[str], None]) -> Made:
-        """The script in place of a model."""
-        phase("warming")
-        shape = self.shape
-        layout = KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32")
-        return Exhaustible(self._members[(Role.WORKER, 0)], shape), layout, "w"
 
     def _make_supervisor(self) -> Shell:
         limits, me = self.shape.limits, Address(Role.SUPERVISOR, "m", 0, 0, 1)

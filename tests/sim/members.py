@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from baton.engine.batch import Sampled, StepRow
 from baton.engine.effects import Span
 from baton.frontends import process as frontend
-from baton.ipc.frames import Role
+from baton.ipc.frames import KVLayout, Role
 from baton.ipc.log import Log
 from baton.ipc.memory_link import Place
 from baton.ipc.virtual_clock import Compartment
 from baton.workers import detokenizer, gpu, scheduler, tokenizer
-from baton.workers.config import Launch
+from baton.workers.config import Card, Launch, Settings
 from baton.workers.fake import ScriptedRunner
 from baton.workers.memory import MemorySurroundings
 from baton.workers.process import Process, live
@@ -80,7 +80,15 @@ class Member:
             case Role.DETOKENIZER:
                 return detokenizer.run
             case _:
-                return lambda process: gpu.run(process, self.host.make_runner)
+                return lambda process: gpu.run(process, self._make_runner)
+
+    def _make_runner(
+        self, settings: Settings, card: Card, phase: Callable[[str], None]
+    ) -> tuple[gpu.StepRunner, KVLayout, str]:
+        """The script in place of a model."""
+        phase("warming")
+        shape = self.host.shape
+        return Exhaustible(self, shape), KVLayout(shape.block_tokens, shape.blocks, 1, 1, 1, 1, "float32"), "w"
 
     def _failed(self, error: Exception) -> None:
         assert self.process is not None

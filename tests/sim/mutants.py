@@ -12,16 +12,14 @@ import baton.engine.detokenizer as detokenizer
 import baton.engine.frontend as frontend
 import baton.engine.scheduler as scheduler
 from baton.engine.answers import Answer, Answers
-from baton.engine.batcher import Batcher
-from baton.engine.blocks import BlockPool
 from baton.engine.desk import DeskCore
 from baton.engine.effects import Gone, TokenRecord
 from baton.engine.ownership import Ownership
-from baton.engine.preemption import Preemption
 from baton.engine.sequence import End
 from baton.engine.stopping import StopScanner
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Life
+from tests.sim.memory_mutants import MEMORY
 
 Patch = pytest.MonkeyPatch
 FrontendCore, SchedulerCore = frontend.FrontendCore, scheduler.SchedulerCore
@@ -155,53 +153,6 @@ def a_rank_stays_in_its_old_group(patch: Patch) -> None:
     patch.setattr(WorkerCore, "join", lambda self, group: None)
 
 
-def preempted_blocks_are_kept(patch: Patch) -> None:
-    """A preempted sequence believes that its cache is still there."""
-    restore = Preemption.restore
-
-    def believe(self: Any, seq: Any, pool: Any) -> bool:
-        if seq.held.state != "preempted" or seq.host_blocks:
-            return restore(self, seq, pool)
-        pool.share(seq.blocks)
-        seq.computed = seq.planned = seq.tokens - 1
-        return True
-
-    patch.setattr(Preemption, "restore", believe)
-
-
-def swapped_in_from_wrong_places(patch: Patch) -> None:
-    """Host blocks come back in another order than they went."""
-    swap_in = BlockPool.swap_in
-    patch.setattr(BlockPool, "swap_in", lambda self, hosts: swap_in(self, hosts[1:] + hosts[:1]))
-
-
-def moves_after_the_rows(patch: Patch) -> None:
-    """A plan's moves are carried out with the plan after it."""
-    take = BlockPool.take_moves
-
-    def late(self: Any) -> Any:
-        now, self.late = getattr(self, "late", []), take(self)
-        return now
-
-    patch.setattr(BlockPool, "take_moves", late)
-
-
-def host_blocks_outlive_their_request(patch: Patch) -> None:
-    """Who ends while swapped out keeps its host blocks."""
-    patch.setattr(Preemption, "forget", lambda self, seq, pool: seq.host_blocks.clear())
-
-
-def host_blocks_outlive_their_worker(patch: Patch) -> None:
-    """What a dead worker kept on the host is believed to be there still."""
-    forget = Preemption.forget
-
-    def faithful(self: Any, seq: Any, pool: Any) -> None:
-        if pool is not None:
-            forget(self, seq, pool)
-
-    patch.setattr(Preemption, "forget", faithful)
-
-
 def who_comes_back_begins_anew(patch: Patch) -> None:
     """A client that comes back gets the whole answer again, whatever it has."""
     attach = DeskCore._attach
@@ -305,11 +256,6 @@ def death_notices_unread(patch: Patch) -> None:
     )
 
 
-def paused_keep_everything(patch: Patch) -> None:
-    """Slow clients hold blocks and seats, and nothing runs."""
-    patch.setattr(Batcher, "_paused", lambda self: [])
-
-
 def a_crash_widens_the_window(patch: Patch) -> None:
     """A new life is granted a whole window on top of what the client has not read."""
     handed = SchedulerCore._handed
@@ -372,11 +318,6 @@ MUTANTS: list[Callable[[Patch], None]] = [
     old_text_is_delivered,
     a_rank_stays_in_its_old_group,
     plans_for_any_worker,
-    preempted_blocks_are_kept,
-    swapped_in_from_wrong_places,
-    moves_after_the_rows,
-    host_blocks_outlive_their_request,
-    host_blocks_outlive_their_worker,
     who_comes_back_begins_anew,
     one_cancels_for_all,
     every_repeat_runs,
@@ -387,12 +328,12 @@ MUTANTS: list[Callable[[Patch], None]] = [
     text_begins_without_the_prompt,
     length_before_the_end_id,
     death_notices_unread,
-    paused_keep_everything,
     a_crash_widens_the_window,
     the_minimum_is_forgotten,
     a_stop_string_ends_before_the_minimum,
     the_end_has_no_name,
     a_client_s_ends_are_the_model_s,
     what_stops_is_never_shown,
+    *MEMORY,
 ]
 SEEDS = range(200)

@@ -13,6 +13,7 @@ from baton.engine.batch import StepRow
 from baton.engine.desk import DeskCore
 from baton.engine.detokenizer import DetokenizerCore
 from baton.engine.effects import Account, Deliver, Finish, Named, Plan, Span, StepDone
+from baton.engine.limits import Limits
 from baton.engine.ownership import Held
 from baton.engine.scheduler import SchedulerCore
 from baton.engine.states import STATES
@@ -25,9 +26,11 @@ from tests.sim.script import PIECES, VOCAB, prompt_scores, whole
 
 if TYPE_CHECKING:
     from tests.sim.clients import Client
-    from tests.sim.world import Process, World
+    from tests.sim.processes import Process
+    from tests.sim.world import World
 
 OWNERS_EVERY_EVENTS = 6
+DEFAULT = Limits()
 CANCELS = ("cancelled", "deadline_exceeded", "slow_consumer")
 
 
@@ -65,8 +68,8 @@ class Oracles:
             self._placed(process.core)
         if self.world.events % OWNERS_EVERY_EVENTS:
             return
-        for row in self.world.board.rows():
-            self._shown(row)
+        for shown in self.world.board.rows():
+            self._shown(shown)
         for place, other in self.world.live.items():
             if place[0] != Role.WORKER:
                 for held in _held(other.core):
@@ -217,6 +220,10 @@ class Oracles:
             return
         self.check(finish.completion_tokens == len(client.ids), f"{told}: {len(client.ids)} tokens came")
         self._told_of_prompt(client, finish)
+        if finish.failure is not None and finish.failure.code == "queue_full":
+            few = self.world.shape.limits.queue_tokens_max < DEFAULT.queue_tokens_max
+            self.check(reason == "refused" and few and client.began is None, f"{told}: it may not be sent away")
+            return
         full = answer.reason != "refused" if client.wish.kept else not client.room
         if reason == "refused" and full:
             self.check(finish.failure is not None and finish.failure.status == 429, told)

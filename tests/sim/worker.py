@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.engine.batch import StepRow
+from baton.engine.blocks import Move
 from baton.engine.effects import Plan, StepDone
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Address, AnyFrame, KVLayout, Life, Role, WorkerHello
@@ -82,6 +83,9 @@ class Worker:
             rows = self.core.apply(plan)
             if rows is not None:
                 self.runner.move(plan.moves)
+                if self.world.swap_strikes and any(kind == Move.OUT for kind, *_ in plan.moves):
+                    self.world.swap_strikes -= 1
+                    self.world.at(self.world.rng.randrange(10_000_000), self.world.strike, self.me.place)
                 self.step = plan
                 self.world.events += 1
                 self.world.at(self.runner.cost_ns(rows), self._computed, plan, rows)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -45,44 +45,20 @@ from baton.ipc.board import Board
 from baton.ipc.frames import PROTOCOL_VERSION, Address, AnyFrame, Envelope, Life, Ready, Role
 from baton.ipc.records import PlanReader, PlanWriter, StepReader, StepWriter
 from baton.ipc.ring import HEADER_BYTES, Ring, RingReader, RingWriter
-from tests.sim import policies, script
+from tests.sim import policies
 from tests.sim.chance import chance
 from tests.sim.clients import DOORS, Client
 from tests.sim.faults import STRIKES
 from tests.sim.oracles import Broken, Oracles
-from tests.sim.script import END, MS, TABLE, keep_some, make_ranked_wishes, make_shape, tokenize
+from tests.sim.processes import Killed, Link, Place, Process
+from tests.sim.script import END, MS, TABLE, tokenize
+from tests.sim.shapes import make_shape, with_bounds
+from tests.sim.wishes import keep_some, make_ranked_wishes
 from tests.sim.worker import Worker
 
-Place = tuple[Role, int]
 QUIET_NS = 3_000 * MS
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
-
-
-class Killed(BaseException):
-    """SIGKILL in the middle of an event."""
-
-
-@dataclass(eq=False)
-class Process:
-    """A live process. ``doomed`` says how the next event ends it: between board writes, or between effects."""
-
-    place: Place
-    incarnation: int
-    core: Any  # one of the four cores
-    doomed: str = ""
-    timers: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Link:
-    """Frames from one process to one place, in order. ``due`` have arrived while nobody was there."""
-
-    receiver: Place
-    slowness: int
-    last_ns: int = 0
-    due: int = 0
-    frames: deque[bytes] = field(default_factory=deque)
 
 
 class World:
@@ -93,7 +69,7 @@ class World:
         self.rng = random.Random(seed)
         self.rare: set[str] = set()
         ranks, shape = random.Random(~seed).choice((1, 1, 1, 2, 3)), make_shape(self.rng)
-        shape = script.with_swap(seed, shape, shape.limits)
+        shape = with_bounds(seed, shape, shape.limits)
         self.shape = replace(shape, ranks=ranks, policies=policies.make_policies(seed))
         self.now = 0
         self.events = 0
@@ -114,6 +90,7 @@ class World:
         self.deaths = 0
         self.began_ns = 0
         self.struck: Counter[str] = Counter()  # faults that struck, by name
+        self.swap_strikes = random.Random(f"swap strikes {seed}").choice((0, 0, 1, 3))  # soon after a swap to the host
         wishes = keep_some(seed, make_ranked_wishes(seed, self.rng, self.shape), self.shape)
         self.clients = [Client(wish, self) for wish in wishes]
         self.oracles = Oracles(self)
@@ -139,9 +116,9 @@ class World:
             self.at(client.wish.at_ns, client.arrive)
         for _ in range(rng.choice((0, 1, 1, 2, 3, 5, 9))):
             at_ns = rng.randrange(rng.choice((40, 120)) * MS)
-            self.at(at_ns, self._strike, rng.choice([*self.places, (Role.SCHEDULER, 0)]))
+            self.at(at_ns, self.strike, rng.choice([*self.places, (Role.SCHEDULER, 0)]))
             if rng.random() < 0.3:  # troubles come together
-                self.at(at_ns + rng.randrange(20 * MS), self._strike, rng.choice(self.places))
+                self.at(at_ns + rng.randrange(20 * MS), self.strike, rng.choice(self.places))
         while self._heap and not self._done():
             self.now, _, busy, action, arguments = heapq.heappop(self._heap)
             self.busy -= busy
@@ -327,7 +304,8 @@ class World:
 
     # -------------------------------------------------------------------------------- death and succession
 
-    def _strike(self, place: Place) -> None:
+    def strike(self, place: Place) -> None:
+        """Something happens to whoever fills the place, now or with its next event."""
         process = self.live.get(place)
         how = self.rng.choice(("now", "effects", "effects", "writes"))
         if place[0] == Role.WORKER and not self.shape.poison and self.rng.random() < 0.25:

@@ -59,13 +59,14 @@ def read_vocabulary(header: Header) -> Vocabulary:
     unsupported.
     """
     tokens, types = _tokens(header)
-    alphabet = {ord(char): byte for byte, char in enumerate(byte_alphabet())}
+    strangers = dict.fromkeys(range(0x100), 0x100)  # no byte's number: Latin-1 refuses it
+    alphabet = strangers | {ord(char): byte for byte, char in enumerate(byte_alphabet())}
     pieces = []
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind == _NORMAL:
             try:
-                pieces.append(bytes([alphabet[ord(char)] for char in token]))
-            except KeyError as error:
+                pieces.append(token.translate(alphabet).encode("latin-1"))
+            except UnicodeEncodeError as error:
                 fault = f"token {index} is not written in the alphabet of bytes"
                 raise ModelFileError(header.path, fault) from error
         else:
