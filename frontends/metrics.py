@@ -139,6 +139,12 @@ class _All(Collector):
         for line, blocks in now.ledger.items():
             ledger.add_metric([line], blocks)
         yield ledger
+        restarts = CounterMetricFamily(
+            "baton_process_restarts", "Times a process was replaced.", labels=["role", "index"]
+        )
+        for (role, index), count in now.restarts.items():
+            restarts.add_metric([role, str(index)], count)
+        yield restarts
         sums = [sum(words) for words in zip(*(totals[:WORDS] for totals in self._totals), strict=True)]
         for metric in METRICS:
             yield metric.metric(sums)

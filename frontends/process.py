@@ -84,7 +84,13 @@ async def run(process: Process, entrance: Entrance | None = None) -> None:
     said: dict[type, Callable[[Any], None]] = dict.fromkeys((Named, Begin, Deliver, Finish, Seen), reception.perform)
     process.run_core(core, {**said, Account: account})
     totals = [board.totals(number) for number in range(settings.frontends)]
-    sources = Sources(lambda: status(word, board.places()), lambda: Gauges(**board.gauges()), totals, index)
+
+    def gauges() -> Gauges:
+        lives = {(place.role.name.lower(), place.index): place.incarnation for place in board.places()}
+        restarts = {place: max(0, incarnation - 1) for place, incarnation in lives.items()}
+        return Gauges(**board.gauges(), restarts=restarts)
+
+    sources = Sources(lambda: status(word, board.places()), gauges, totals, index)
     try:
         joins = settings.frontends > 1 and (index, process.me.incarnation) != (0, 1)
         bound = await doors.start(reception, settings, sources, process.launch.path, joins)

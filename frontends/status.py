@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -34,6 +34,7 @@ class Gauges:
     ledger_resume: int = 0
     ledger_headroom: int = 0
     ledger_swapped: int = 0
+    restarts: Mapping[tuple[str, int], int] = field(default_factory=dict)  # of each process, by role and index
 
     @property
     def ledger(self) -> dict[str, int]:

@@ -8,14 +8,16 @@ from baton.ipc.rundir import default_base, live_instances
 
 
 def run_directory(given: str | None) -> Path:
-    """The directory given, or that of the server started last; LookupError where there is none."""
-    if given is not None:
-        path = Path(given)
-        if not path.is_dir():
-            raise LookupError(f"{given} is no directory")
-        return path
-    base = default_base()
+    """The directory given, or that of the server started last; LookupError where there is none.
+
+    ``given`` may also be what ``baton serve --run-directory`` was given, in which each server makes its own.
+    """
+    base = default_base() if given is None else Path(given)
+    if given is not None and not base.is_dir():
+        raise LookupError(f"{given} is no directory")
     instances = live_instances(base)
-    if not instances:
+    if instances:
+        return instances[0]
+    if given is None:
         raise LookupError(f"no running server found in {base}; name one with --run-directory")
-    return instances[0]
+    return base

@@ -50,11 +50,13 @@ def test_a_label_outside_the_tables_is_counted_as_another() -> None:
 
 
 def test_what_the_engine_counts_is_shown_as_counters() -> None:
-    now = Gauges(4, 3, 50, 20, 10, 1, 2, 800, 600, 70, 8)
+    now = Gauges(4, 3, 50, 20, 10, 1, 2, 800, 600, 70, 8, restarts={("worker", 0): 2, ("tokenizer", 1): 0})
     lines = Metrics(lambda: now, [words()], 0).page().decode().splitlines()
     for line in (
         "# TYPE baton_prefix_cache_queries_tokens_total counter",
         "baton_prefix_cache_queries_tokens_total 600.0",
+        'baton_process_restarts_total{index="0",role="worker"} 2.0',
+        'baton_process_restarts_total{index="1",role="tokenizer"} 0.0',
         "baton_prefix_cache_hits_tokens_total 70.0",
         "baton_prefix_cache_evictions_total 8.0",
         "baton_kv_blocks_cached 10.0",

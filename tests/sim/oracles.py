@@ -182,13 +182,20 @@ class Oracles:
         self.check(before is None or before.request_id == named.request_id, f"{client} gets the answer of another")
         owner = self.world.clients[int.from_bytes(named.request_id[1:], "big")]
         self.check(owner is client or owner.wish.key == client.wish.key, f"{client} gets the answer of {owner}")
-        for other in self.world.clients if client.wish.key else ():
+        for other in self.world.clients if client.wish.key and not client.cancelled else ():
             same = other.wish.key == client.wish.key and other.named is not None and not other.cancelled
             if same and other.state == "open" and other.home == client.home and self.world.deaths == 0:
-                once = other.named is None or other.named.request_id == named.request_id or client.answer.reason in BAD
+                ids = {named.request_id, other.named.request_id} if other.named is not None else {named.request_id}
+                live = {row.request_id for row in self.world.board.rows()}
+                void = any(id_ not in live and self._answered(id_) in BAD for id_ in ids)
+                once = len(ids) == 1 or client.answer.reason in BAD or void
                 self.check(once, f"{client} and {other} have one key and two requests")
         self.check(named.position == len(client.ids), f"{client} has {len(client.ids)} tokens, {named} comes")
         self.check(named.text == "".join(client.texts), f"{client} has {client.texts}, {named} comes")
+
+    def _answered(self, request_id: bytes) -> str:
+        """How a request that is over ended; one without an account was refused by its home, which had no row for it."""
+        return self.accounts[request_id].reason if request_id in self.accounts else "refused"
 
     def delivered(self, client: Client, effect: Deliver) -> None:
         """What was delivered so far is the beginning of the true answer."""

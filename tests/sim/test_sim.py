@@ -54,6 +54,8 @@ PINNED = {
     116428: "a refused request frees its key before all who listen have heard so",
     3448: "one client's goodbye ended an answer that another might have come back for",
     170: "a worker died between its commit and the bell, and nobody read the token",
+    2882: "who cancelled and hung up came back to its own answer, while a repeat of its key ran: the oracle objected",
+    12560: "a key was free again, for its home had no row for the request, and a client had not heard so yet",
     4: "a greeting overtook the news of a death, nobody was suspect, and a poisoned request killed workers for ever",
 }
 

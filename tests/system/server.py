@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -10,16 +11,19 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 
 from baton.ipc.board import Board, PlaceView, RowView
 from baton.ipc.rundir import live_instances
 
 START_S = 90.0
+DUMPS = (".json", ".story")  # what the last inquiries left, one a place
 
 
 class Server:
@@ -152,6 +156,22 @@ class Server:
                         return
                 await asyncio.sleep(0.02)
 
+    def holdings(self) -> dict[str, Counter[str]]:
+        """What each process of the server has open, by kind, its numbers left out; the supervisor its processes too."""
+        supervisor = psutil.Process(self.process.pid)
+        pids = {name: place.pid for name, place in self.places().items()} | {"supervisor": supervisor.pid}
+        held = {name: _open_files(pid) for name, pid in pids.items()}
+        held["supervisor"]["process"] = len(supervisor.children(recursive=True))
+        (instance,) = live_instances(self.base)
+        files = [path for path in instance.iterdir() if path.is_file()]
+        held["supervisor"].update(path.name for path in files if path.suffix not in DUMPS)
+        return held
+
+    async def hang_up(self) -> None:
+        """Close the connections that were kept for later questions."""
+        await self.session.close()
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
     # -------------------------------------------------------------------------------- asking
 
     async def complete(self, **body: Any) -> dict[str, Any]:
@@ -170,3 +190,13 @@ class Server:
             async for line in response.content:
                 if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
                     yield json.loads(line[6:])
+
+
+def _open_files(pid: int) -> Counter[str]:
+    """What a process has open, by kind: its names without their numbers; none of a process that is gone."""
+    kinds, folder = Counter[str](), Path(f"/proc/{pid}/fd")
+    with contextlib.suppress(OSError):
+        for file in folder.iterdir():
+            with contextlib.suppress(OSError):
+                kinds[re.sub(r"\d+", "N", os.readlink(file))] += 1
+    return kinds

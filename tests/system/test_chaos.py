@@ -9,7 +9,6 @@ import random
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from baton import AsyncClient
@@ -82,7 +81,7 @@ async def test_every_answer_is_that_of_an_undisturbed_run(
             whole = await server.complete(**ask(prompt))
             server.ids[prompt] = whole["prompt_token_ids"]
             expected[prompt] = whole["choices"][0]["text"]
-        handles = {name: psutil.Process(place.pid).num_fds() for name, place in server.places().items()}
+        before = server.holdings()
         done, killed = 0, list[str]()
         chaos = asyncio.create_task(disturb(server, rng, killed))
         end = asyncio.get_running_loop().time() + seconds
@@ -98,10 +97,14 @@ async def test_every_answer_is_that_of_an_undisturbed_run(
         chaos.cancel()
         assert done >= requests and len(killed) >= 3
         await server.until_ready()
+        await server.hang_up()
         await server.idle(5)
-        async with asyncio.timeout(10):  # closed connections leave the loop a little later
-            while any(
-                psutil.Process(place.pid).num_fds() > handles[name] + 4 for name, place in server.places().items()
-            ):
-                await asyncio.sleep(0.1)
+        for _ in range(100):  # closed connections leave the loop a little later
+            if server.holdings() == before:
+                break
+            await asyncio.sleep(0.1)
+        after = server.holdings()
+        more = {name: {kind: n - before[name][kind] for kind, n in held.items()} for name, held in after.items()}
+        grown = {name: {kind: n for kind, n in kinds.items() if n} for name, kinds in more.items()}
+        assert after == before, f"after {killed}: {grown}"
         assert not list(server.board_rows())

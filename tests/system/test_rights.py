@@ -71,6 +71,28 @@ async def test_a_flood_is_answered_or_told_when_to_come_back_and_never_queued_wi
         assert await one() == 200
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_finds_the_queue_full_is_told_when_to_come_back(streamed: bool) -> None:
+    limits = {"RUNNING_REQUESTS_MAX": "1", "QUEUE_TOKENS_MAX": "300"}
+    environment = {"BATON_SCRIPTED_STEP_MS": "5", **{f"BATON_LIMITS__{name}": bound for name, bound in limits.items()}}
+    async with Server(*SCRIPTED, environment=environment) as server:
+        body = {"model": MODEL, "prompt": [5], "max_tokens": 100, "ignore_eos": True, "stream": streamed}
+
+        async def one() -> int:
+            async with server.session.post(f"{server.url}/v1/completions", json=body) as response:
+                answer = await response.text()
+                if response.status == 429:
+                    error = json.loads(answer)["error"]
+                    assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+                    assert int(response.headers["Retry-After"]) >= 1
+                return response.status
+
+        statuses = await asyncio.gather(*(one() for _ in range(20)))
+        assert set(statuses) == {200, 429} and statuses.count(200) >= 3
+        await server.idle(1)
+        assert await one() == 200
+
+
 async def test_a_termination_lets_the_streams_of_every_door_finish_and_then_says_goodbye() -> None:
     async with Server(*SCRIPTED, "--frontends", "2", environment={"BATON_SCRIPTED_STEP_MS": "10"}) as server:
         ask: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True}

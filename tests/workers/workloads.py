@@ -9,11 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
-from baton.engine.batch import Sampling, StepRow, sampling_of
+from baton.engine.batch import Sampled, Sampling, StepRow, sampling_of
 from baton.engine.blocks import Move
+from baton.engine.effects import Plan
 from baton.engine.limits import Limits
 from baton.engine.policies import Policies
 from baton.engine.worker import WorkerCore
@@ -89,46 +91,96 @@ def _params(chance: random.Random, number: int) -> Params:
     )
 
 
-def play(runner: Runner, requests: list[Request], house: House) -> Played:
-    """Serve the workload to its end; every request says all its tokens, each once."""
-    own = runner.layout
-    assert house.blocks <= own.blocks and house.host_blocks <= runner.host_blocks
-    layout = KVLayout(
-        own.block_size, house.blocks, own.bytes_per_block, own.layers, own.kv_heads, own.head_dim, own.dtype
-    )
-    model = (runner.config.vocab, runner.config.context_length)
-    engine = Lockstep(SLOTS, layout, *model, house.limits, house.policies, house.host_blocks)
-    worker = WorkerCore(0, (1,), own.block_size)
-    found = Played([[] for _ in requests])
-    coming = list(enumerate(requests))
-    while coming or engine.plans:
-        while coming and (coming[0][1].at <= found.steps or not engine.plans):
-            slot, request = coming.pop(0)
+class Guest:
+    """A workload in its house, with slots and blocks of the runner to itself, so that many are played at once."""
+
+    def __init__(
+        self, runner: Runner, requests: list[Request], house: House, slots: int, blocks: int, hosts: int
+    ) -> None:
+        own = runner.layout
+        assert blocks + house.blocks <= own.blocks and hosts + house.host_blocks <= runner.host_blocks
+        layout = KVLayout(
+            own.block_size, house.blocks, own.bytes_per_block, own.layers, own.kv_heads, own.head_dim, own.dtype
+        )
+        model = (runner.config.vocab, runner.config.context_length)
+        self.requests, self.house = requests, house
+        self.found = Played([[] for _ in requests])
+        self._first_slot, self._first_block, self._first_host = slots, blocks, hosts
+        self._engine = Lockstep(SLOTS, layout, *model, house.limits, house.policies, house.host_blocks)
+        self._worker = WorkerCore(0, (1,), own.block_size)
+        self._coming = list(enumerate(requests))
+        self._step: tuple[Plan, list[StepRow]]
+
+    @property
+    def over(self) -> bool:
+        """Whether everything was said."""
+        return not (self._coming or self._engine.plans)
+
+    def begin(self) -> tuple[list[tuple[int, int, int]], list[StepRow]]:
+        """The next step's moves and rows, in the runner's own numbers."""
+        found, engine = self.found, self._engine
+        while self._coming and (self._coming[0][1].at <= found.steps or not engine.plans):
+            slot, request = self._coming.pop(0)
             engine.submit(slot, request.prompt, request.params)
         assert engine.plans, "work waits and nothing is planned"
         plan = engine.plans[0]
-        rows = worker.apply(plan)
+        rows = self._worker.apply(plan)
         assert rows is not None
-        runner.move(plan.moves)
+        self._step = plan, rows
         found.copies += sum(kind == Move.COPY for kind, _, _ in plan.moves)
         found.swaps += sum(kind == Move.IN for kind, _, _ in plan.moves)
-        done = worker.commit(plan, rows, runner.step(rows) if rows else [])
+        return [self._moved(*move) for move in plan.moves], [self._placed(row) for row in rows]
+
+    def end(self, sampled: list[Sampled]) -> None:
+        """What the rows with ``sample`` yielded, in order."""
+        plan, rows = self._step
+        done = self._worker.commit(plan, rows, sampled)
         for record in done.records:
-            said = found.outputs[record.slot]
+            said = self.found.outputs[record.slot]
             assert record.position == len(said), f"slot {record.slot} said position {record.position} at {len(said)}"
             said.append(record.token)
-        engine.answer(done)
-        found.steps += 1
-        assert found.steps < STEPS_MAX, "no end"
-    found.preemptions = engine.core.batcher.preemptions
-    pool = engine.core.batcher.pool
-    assert pool is not None and pool.available == pool.total, "a block was not given back"
-    assert pool.host.free == house.host_blocks, "a host block was not given back"
-    found.cached_tokens = pool.counts.hits
-    for request, said in zip(requests, found.outputs, strict=True):
-        assert len(said) == request.params.max_tokens, "a request did not say all it may"
-    assert not engine.core.sequences
-    return found
+        self._engine.answer(done)
+        self.found.steps += 1
+        assert self.found.steps < STEPS_MAX, "no end"
+
+    def leave(self) -> Played:
+        """What came of it; every request said all its tokens, each once, and everything was given back."""
+        core, found = self._engine.core, self.found
+        pool = core.batcher.pool
+        assert pool is not None and pool.available == pool.total, "a block was not given back"
+        assert pool.host.free == self.house.host_blocks, "a host block was not given back"
+        found.preemptions, found.cached_tokens = core.batcher.preemptions, pool.counts.hits
+        for request, said in zip(self.requests, found.outputs, strict=True):
+            assert len(said) == request.params.max_tokens, "a request did not say all it may"
+        assert not core.sequences
+        return found
+
+    def _placed(self, row: StepRow) -> StepRow:
+        blocks = [self._first_block + block for block in row.blocks]
+        return msgspec.structs.replace(row, slot=self._first_slot + row.slot, blocks=blocks)
+
+    def _moved(self, kind: int, source: int, destination: int) -> tuple[int, int, int]:
+        origin = self._first_host if kind == Move.IN else self._first_block
+        target = self._first_host if kind == Move.OUT else self._first_block
+        return kind, origin + source, target + destination
+
+
+def play(runner: Runner, stays: list[tuple[list[Request], House]]) -> list[Played]:
+    """Serve each workload to its end in its house. Their steps are computed together, which costs little more than one
+    alone: a row's result does not depend on the rows beside it.
+    """
+    guests, blocks, hosts = list[Guest](), 0, 0
+    for number, (requests, house) in enumerate(stays):
+        guests.append(Guest(runner, requests, house, number * SLOTS, blocks, hosts))
+        blocks, hosts = blocks + house.blocks, hosts + house.host_blocks
+    while playing := [guest for guest in guests if not guest.over]:
+        begun = [guest.begin() for guest in playing]
+        runner.move([move for moves, _ in begun for move in moves])
+        rows = [row for _, part in begun for row in part]
+        sampled = iter(runner.step(rows) if rows else [])
+        for guest, (_, part) in zip(playing, begun, strict=True):
+            guest.end([next(sampled) for row in part if row.sample])
+    return [guest.leave() for guest in guests]
 
 
 def closeness(runner: Runner, request: Request, said: list[int]) -> float:
