@@ -187,13 +187,13 @@ class Oracles:
             if same and other.state == "open" and other.home == client.home and self.world.deaths == 0:
                 ids = {named.request_id, other.named.request_id} if other.named is not None else {named.request_id}
                 live = {row.request_id for row in self.world.board.rows()}
-                void = any(id_ not in live and self._answered(id_) in BAD for id_ in ids)
+                void = any(id_ not in live and self._ending_of(id_) in BAD for id_ in ids)
                 once = len(ids) == 1 or client.answer.reason in BAD or void
                 self.check(once, f"{client} and {other} have one key and two requests")
         self.check(named.position == len(client.ids), f"{client} has {len(client.ids)} tokens, {named} comes")
         self.check(named.text == "".join(client.texts), f"{client} has {client.texts}, {named} comes")
 
-    def _answered(self, request_id: bytes) -> str:
+    def _ending_of(self, request_id: bytes) -> str:
         """How a request that is over ended; one without an account was refused by its home, which had no row for it."""
         return self.accounts[request_id].reason if request_id in self.accounts else "refused"
 
