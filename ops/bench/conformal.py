@@ -6,12 +6,8 @@ when it would have finished, at a stated rate, never before: there is no look-ah
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Iterable
-from datetime import datetime
 from heapq import heappop, heappush
-from io import StringIO
 from pathlib import Path
 
 import click
@@ -19,16 +15,9 @@ import msgspec
 
 from baton.engine.limits import Limits
 from baton.engine.predictor import LengthPredictor
+from baton.ops.bench.arrivals import Arrival, read_trace
 
 KEY = ("", "trace", "any")
-
-
-class Arrival(msgspec.Struct, frozen=True):
-    """One request of a trace: seconds since its first, and tokens."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -40,32 +29,6 @@ class Kept(msgspec.Struct, frozen=True):
     coverage_last_third: float
     reserved_over_used: float
     past_bound_tokens: float
-
-
-def read_trace(path: Path) -> list[Arrival]:
-    """Arrivals in time order, from gzipped or plain CSV.
-
-    Columns are those of the Azure LLM inference trace (TIMESTAMP, ContextTokens, GeneratedTokens), or ``gap_ms`` since
-    the request before, ``context_tokens``, ``generated_tokens``. Raises ValueError for other columns.
-    """
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    reader = csv.DictReader(StringIO(text))
-    found: list[Arrival] = []
-    if "TIMESTAMP" in (reader.fieldnames or ()):
-        for row in reader:
-            at = datetime.strptime(row["TIMESTAMP"][:26], "%Y-%m-%d %H:%M:%S.%f")
-            found.append(Arrival(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"])))
-        found.sort(key=lambda one: one.at_s)
-        first_s = found[0].at_s if found else 0.0
-        return [msgspec.structs.replace(one, at_s=one.at_s - first_s) for one in found]
-    if "gap_ms" not in (reader.fieldnames or ()):
-        raise ValueError(f"{path}: no column TIMESTAMP and none gap_ms: {reader.fieldnames}")
-    at_ms = 0
-    for row in reader:
-        at_ms += int(row["gap_ms"])
-        found.append(Arrival(at_ms / 1e3, int(row["context_tokens"]), int(row["generated_tokens"])))
-    return found
 
 
 def replay(arrivals: Iterable[Arrival], alpha: float, max_tokens: int, token_s: float) -> Kept:

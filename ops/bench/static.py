@@ -1,4 +1,5 @@
-"""Iteration-level batching against static batching: ``python -m baton.ops.bench.static --trace FILE``.
+"""Iteration-level batching against static batching: ``python -m baton.ops.bench.static --trace FILE`` (the hour
+of conversations that the tests bring is ``tests/data/azure-conversation-2023.csv.gz``).
 
 A static batch begins together and ends together: a row that has finished is computed on until the longest is done. That
 exists here alone, as a baseline. Both compute with the production runner and the real model, the other one by the
@@ -10,11 +11,8 @@ What the lengths predict is the mean over the batches of the longest in each, ov
 
 from __future__ import annotations
 
-import csv
-import gzip
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 from time import perf_counter
@@ -26,12 +24,12 @@ from baton.engine.batch import Sampling, StepRow
 from baton.engine.limits import Limits
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import KVLayout, Params
+from baton.ops.bench.arrivals import read_trace
 from baton.ops.bench.lockstep import Lockstep
 from baton.ops.terminal import out
 from baton.workers.model.pull import resolve
 from baton.workers.runner import Runner
 
-COLUMN = "GeneratedTokens"
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
 FIRST_IDS = range(1000, 20000)
 
@@ -50,17 +48,14 @@ class StaticReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_lengths(path: Path, most: int) -> list[int]:
-    """The output lengths of a trace (CSV with a column of that name, gzipped or not), capped at ``most``.
-
-    Raises ``click.ClickException`` where there are none.
-    """
-    opened: Callable[..., gzip.GzipFile] = gzip.open if path.suffix == ".gz" else open  # type: ignore[assignment]
-    with opened(path, "rt", encoding="utf-8", newline="") as file:
-        try:
-            lengths = [min(int(row[COLUMN]), most) for row in csv.DictReader(file)]  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError):
-            raise click.ClickException(f"{path}: no column {COLUMN} of whole numbers") from None
-    return [length for length in lengths if length > 0]
+    """The output lengths of a trace, capped at ``most``; ``click.ClickException`` where there are none."""
+    try:
+        lengths = [min(arrival.output_tokens, most) for arrival in read_trace(path) if arrival.output_tokens > 0]
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    if not lengths:
+        raise click.ClickException(f"{path}: no request of it has output tokens")
+    return lengths
 
 
 def run_static(runner: Runner, lengths: list[int], batch: int, first_ids: list[int]) -> tuple[int, float]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from baton.ops.bench.conformal import Arrival, main, read_trace, replay
+from baton.ops.bench.arrivals import Arrival, read_trace
+from baton.ops.bench.conformal import main, replay
 
 TRACE = Path(__file__).parent.parent / "data" / "azure-conversation-2023.csv.gz"
 
