@@ -74,7 +74,7 @@ RESPONSE = (
 #: around the parameters of a response in a message of a socket
 ENVELOPE = ("type", "event_id", "stream_id", "response_id", "traceparent", "idempotency_key", "starting_after")
 
-NEVER = ()
+NEVER: tuple[object, ...] = ()
 NOT_YET = "is not supported yet"
 NO_TOOLS = "is not supported: tools cannot be called yet"
 NO_GRAMMAR = "is not supported: output cannot be constrained yet"
@@ -83,6 +83,8 @@ NO_BACKGROUND = "is not supported: a request belongs to its connection; resumabl
 NO_TEMPLATES = "is not supported: no prompts are kept here"
 NO_RESUMING = "is not supported here: only responses, and the SDK's requests, can be resumed"
 ELSEWHERE = "is a parameter of another endpoint, not of this one"
+IN_MESSAGE = "is not read from the body of an HTTP request: it belongs to the messages of a WebSocket"
+BESIDE = "is not read from inside of response: it belongs beside it"
 IN_HEADER = "is not read from the body of an HTTP request: send it as the Idempotency-Key header"
 NO_MEDIA = "is not supported: this model reads and writes text"
 
@@ -194,6 +196,9 @@ def _refused(
 REFUSED_CHAT = _refused((*CHAT, *STREAMING), _CHAT_ONLY)
 REFUSED_COMPLETION = _refused((*COMPLETION, *STREAMING), _COMPLETION_ONLY)
 REFUSED_RESPONSE = _refused((*RESPONSE, *ENVELOPE), _RESPONSE_ONLY)
+#: of the envelope, where there is none: in the body of an HTTP request, and in a message's ``response``
+REFUSED_OVER_HTTP = dict.fromkeys(ENVELOPE, (NEVER, IN_MESSAGE)) | {"idempotency_key": (NEVER, IN_HEADER)}
+REFUSED_INSIDE = dict.fromkeys(ENVELOPE, (NEVER, BESIDE))
 
 REFUSED_STREAM_OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "include_obfuscation": ((False,), "is not supported"),

@@ -141,6 +141,10 @@ class Validator:
         """
         fields = RESPONSE.read(body, whole)
         self._common(fields, parameters.REFUSED_RESPONSE)
+        if whole is not None:
+            fields.refuse(parameters.REFUSED_INSIDE)
+        elif not socket:
+            fields.refuse(parameters.REFUSED_OVER_HTTP)
         stream = fields.boolean("stream", socket)
         if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")

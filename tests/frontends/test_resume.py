@@ -173,6 +173,19 @@ async def test_chats_with_a_key_are_no_responses(house: House) -> None:
         assert response.status == 400 and (await response.json())["error"]["param"] == "resumable"
 
 
+@pytest.mark.parametrize("name", ["idempotency_key", "stream_id", "starting_after", "response_id", "traceparent"])
+async def test_what_belongs_around_a_response_is_refused_by_name_where_it_would_not_be_read(
+    house: House, name: str
+) -> None:
+    async with house.post("/v1/responses", {"model": "model-1", "input": "hi", name: "k"}) as response:
+        assert response.status == 400 and (await response.json())["error"]["param"] == name
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        inside = {"model": "model-1", "input": "hi", name: "k"}
+        await socket.send_json({"type": "response.create", "response": inside})
+        event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
+        assert event["type"] == "error" and event["error"]["param"] == name
+
+
 async def test_socket_resumes_that_cannot_be_are_errors(house: House) -> None:
     house.engine.on_submit = admit
     async with house.client.ws_connect(house.places["websocket"]) as socket:
