@@ -11,7 +11,6 @@ PORT ?= 8000
 ARGS ?=
 
 INSTALLED := $(VENV)/.installed
-QUICK := -m "not full" --durations=10
 
 .DEFAULT_GOAL := help
 .PHONY: help serve check test test-full sim bench docs clean
@@ -37,17 +36,17 @@ check: $(INSTALLED) ## lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pytest tests/test_layers.py tests/test_style.py
 
-# Two at a time where that disturbs nobody: the simulator and the model are bound by the processor, the rest mostly waits.
-# The tests of whole servers have the machine to themselves.
+# Two lanes, for most tests wait or keep one processor busy; then, alone, what measures times and memory.
+QUIET := -m "not full and not alone" --durations=10
 test: $(INSTALLED) ## the tests that CI runs, about ten minutes
 	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
-	{ $(BIN)/pytest $(QUICK) tests/sim tests/workers >"$$log" 2>&1 & } && beside=$$! && \
-	status=0 && { $(BIN)/pytest $(QUICK) --ignore=tests/sim --ignore=tests/workers --ignore=tests/system || status=$$?; } && \
+	{ $(BIN)/pytest $(QUIET) tests/workers tests/system/test_[m-z]*.py >"$$log" 2>&1 & } && beside=$$! && status=0 && \
+	{ $(BIN)/pytest $(QUIET) --ignore=tests/workers --ignore-glob='tests/system/test_[m-z]*' || status=$$?; } && \
 	{ wait $$beside || status=$$?; } && cat "$$log" && \
-	{ $(BIN)/pytest $(QUICK) tests/system || status=$$?; } && exit $$status
+	{ $(BIN)/pytest -m "alone and not full" --durations=10 || status=$$?; } && exit $$status
 
-test-full: $(INSTALLED) ## all tests
-	$(BIN)/pytest
+test-full: test ## all tests
+	$(BIN)/pytest -m full --durations=10
 
 sim: $(INSTALLED) ## the simulated worlds, at both levels: faults, seeds, oracles
 	$(BIN)/python -m tests.sim --seeds 2000

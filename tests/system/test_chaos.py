@@ -14,6 +14,8 @@ import pytest
 from baton import AsyncClient
 from tests.system.server import Server
 
+pytestmark = pytest.mark.alone
+
 BEHIND = ("tokenizer", "scheduler", "worker", "detokenizer")
 PROMPTS = [f"{subject} {verb}" for subject in ("The sea", "A cat", "Rome", "Law") for verb in ("is", "was", "has")]
 TOKENS, AT_ONCE, KILL_EVERY_S = 24, 8, 3.0

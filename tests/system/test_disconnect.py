@@ -12,6 +12,8 @@ import pytest
 from baton import AsyncClient
 from tests.system.server import Server
 
+pytestmark = pytest.mark.alone
+
 STREAMS, TOKENS = 20, 5
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 

@@ -12,12 +12,15 @@ import sys
 from typing import Any
 
 import aiohttp
+import pytest
 
 from baton import AsyncClient
 from baton.engine.states import STATE_NAMES
 from baton.frontends.client import BatonError
 from baton.ipc.rundir import live_instances
 from tests.system.server import Server
+
+pytestmark = pytest.mark.alone
 
 CLIENTS, AT_ONCE = 1000, 40
 SEED: int | None = None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import psutil
+import pytest
 
 from tests.system.server import Server
+
+pytestmark = pytest.mark.alone
 
 REQUESTS, AT_ONCE, WARM_UP = 2000, 16, 600
 GROWTH_BYTES_MAX = 4 << 20

@@ -10,10 +10,13 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import psutil
+import pytest
 
 from baton.engine.states import STATE_NUMBERS
 from tests.system.server import Server
 from tests.system.test_frontends import counted
+
+pytestmark = pytest.mark.alone
 
 STALLED, READING, TOKENS = 200, 8, 200
 GROWTH_BYTES_MAX = 48 << 20
