@@ -56,6 +56,12 @@ class Leased:
     logprobs: list[float] = field(default_factory=list)
     scores: list[Scored] = field(default_factory=list)
 
+    @property
+    def prompt_due(self) -> bool:
+        """Whether something of the prompt was asked for and is not known: no token counts before that."""
+        asked = self.lease.params.prompt_logprobs is not None
+        return asked and self.prompt_told < self.lease.prompt_tokens - 1
+
 
 class DetokenizerCore:
     """Invariant: for each lease, ``sent <= seen`` and the text sent is that of tokens ``base .. sent``."""
@@ -148,7 +154,7 @@ class DetokenizerCore:
         elif isinstance(record, PromptRecord):
             lease, top = leased.lease, leased.lease.params.prompt_logprobs
             self._tell_prompt(leased, news(record, lease.generation, lease.run, leased.prompt_told, top), out)
-        elif counts(record, leased.lease.generation, leased.lease.run, leased.seen):
+        elif not leased.prompt_due and counts(record, leased.lease.generation, leased.lease.run, leased.seen):
             self._push(leased, record.token, record.flags, record.logprob, record.tops, out)
         else:
             self.hands.counts["skipped_records"] += 1

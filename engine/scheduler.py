@@ -274,7 +274,7 @@ class SchedulerCore:
             seq = self.sequences.get(record.slot)
             length = 0 if seq is None else len(seq.output)
             past = seq is not None and seq.end is not None and seq.end.length is not None and length >= seq.end.length
-            if seq is None or past or not counts(record, seq.held.generation, seq.run, length):
+            if seq is None or past or seq.prompt_due or not counts(record, seq.held.generation, seq.run, length):
                 self.counts["skipped_records"] += 1
                 continue
             what = ending(record.flags, length + 1, seq.max_tokens)

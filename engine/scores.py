@@ -63,10 +63,11 @@ class PromptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def news(record: PromptRecord, generation: int, run: int, known: int, top: int | None) -> bytes:
     """The entries in a record that (generation, run) has not: it knows those of positions 1 to ``known``.
 
-    None are there where the record is of another life, or nobody asked (``top`` is None).
+    None are there where the record is of another life, or nobody asked (``top`` is None). As with tokens, what does not
+    join on to what is known does not count: a damaged ring lost what was between, and its writer's next life says it.
     """
     if top is None or record.run != run or record.generation != generation:
         return b""
     size, skip = entry_bytes(top), known + 1 - record.start
-    assert skip >= 0 and len(record.entries) % size == 0, f"{known} entries are known, {record} comes"
-    return record.entries[skip * size :]
+    assert len(record.entries) % size == 0, f"entries of {size} bytes are asked for, {record} comes"
+    return record.entries[skip * size :] if skip >= 0 else b""

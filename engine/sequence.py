@@ -114,10 +114,14 @@ class Sequence:
     @property
     def sampling_now(self) -> Sampling:
         """Its sampling as a worker is told that starts it, perhaps again: what is known of its prompt is not wanted."""
+        known = self.sampling.prompt_logprobs is not None and not self.prompt_due
+        return msgspec.structs.replace(self.sampling, prompt_logprobs=None) if known else self.sampling
+
+    @property
+    def prompt_due(self) -> bool:
+        """Whether something of its prompt was asked for and is not known: no token counts before that."""
         top = self.sampling.prompt_logprobs
-        if top is None or len(self.prompt_scores) < (self.prompt_tokens - 1) * entry_bytes(top):
-            return self.sampling
-        return msgspec.structs.replace(self.sampling, prompt_logprobs=None)
+        return top is not None and len(self.prompt_scores) < (self.prompt_tokens - 1) * entry_bytes(top)
 
     @property
     def made(self) -> int:
@@ -153,7 +157,7 @@ class Sequence:
         params = msgspec.structs.replace(p, max_tokens=self.max_tokens if known is None else known)
         logprobs = list(self.logprobs) if p.logprobs else []
         told = (list(self.output), logprobs, self.base, list(self.tops), bytes(self.prompt_scores))
-        return Lease(*name, params, *told)
+        return Lease(*name, params, *told, self.prompt_tokens)
 
     @property
     def has_credit(self) -> bool:

@@ -139,6 +139,7 @@ class Lease(Frame, frozen=True):
     base: int
     tops: list[bytes] = []  # packed as in ``engine.scores``, one a token where they were asked for
     prompt_scores: bytes = b""  # entries as in ``engine.scores``, from prompt position 1 on
+    prompt_tokens: int = 0
 
 
 class StopFound(Frame, frozen=True):

@@ -28,7 +28,7 @@ from baton.ipc.frames import (
 )
 from baton.ipc.frames import Prompt as Asked
 from baton.workers.fake import follow, prompt_entry
-from tests.engine.rig import TRACE, VOCAB, Engine, address, frames, hand, make_board, only
+from tests.engine.rig import TRACE, VOCAB, Engine, address, frames, hand, make_board, only, truth
 from tests.engine.test_detokenizer import HOME, Bench
 from tests.engine.test_prefix_use import caching
 
@@ -91,14 +91,31 @@ def test_a_request_that_asks_begins_with_no_cached_prefix_and_others_may_with_it
     assert cached[1] == 0 and cached[2] > 0
 
 
+def test_no_token_counts_before_all_that_was_asked_of_its_prompt_is_known() -> None:
+    engine = Engine(Limits(step_tokens_max=4))
+    engine.submit(0, PROMPT, ASKED)
+    assert engine.compute()
+    (lost,) = engine.tape.steps
+    engine.tape.steps = [msgspec.structs.replace(lost, prompts=[])]  # as a reader that gave up a damaged ring has it
+    engine.tell(Doorbell())
+    assert engine.step() and engine.step(), "the prompt is computed, and the first token sampled"
+    assert engine.output(0) == []
+    engine.start_worker(2, 64)  # for whoever damages a ring is replaced
+    while not engine.core.sequences[0].output:
+        assert engine.step()
+    assert engine.output(0) == truth(PROMPT, ASKED, 1)
+    assert lease_of(engine, 2).prompt_scores == entries(PROMPT)
+
+
 def test_entries_are_new_once() -> None:
     record = PromptRecord(0, 1, 3, 2, 3, pack_entry(1, [(5, -1.0)]) * 3)
     assert news(record, 1, 3, 1, 0) == record.entries
     assert news(record, 1, 3, 3, 0) == pack_entry(1, [(5, -1.0)])
     assert news(record, 1, 3, 9, 0) == b""
     assert news(record, 2, 3, 1, 0) == news(record, 1, 4, 1, 0) == news(record, 1, 3, 1, None) == b""
-    with pytest.raises(AssertionError, match="0 entries are known"):
-        news(record, 1, 3, 0, 0)
+    assert news(record, 1, 3, 0, 0) == b"", "what does not join on does not count"
+    with pytest.raises(AssertionError, match="entries of 20 bytes are asked for"):
+        news(record, 1, 3, 1, 1)
 
 
 def test_the_detokenizer_tells_each_entry_once_and_before_any_text() -> None:
