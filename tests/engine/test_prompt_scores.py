@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from baton.engine.effects import Doorbell, Finish, Open, StepDone
+from baton.engine.effects import Doorbell, Finish, Open, StepDone, TokenRecord
 from baton.engine.frontend import FrontendCore
 from baton.engine.limits import Limits
 from baton.engine.scores import PromptRecord, news, pack_entry, unpack_entries
@@ -133,6 +133,18 @@ def test_the_detokenizer_tells_each_entry_once_and_before_any_text() -> None:
     assert text.prompts == [PromptPiece(2, 1, 4, 2, [second])] and text.pieces == []
     bench.tape.steps.append(StepDone(1, 2, [], [PromptRecord(2, 1, 4, 2, 1, more), PromptRecord(2, 1, 3, 3, 1, more)]))
     assert frames(bench.tell(Doorbell()), Text) == []
+
+
+def test_the_detokenizer_says_nothing_of_an_answer_before_all_that_was_asked_of_its_prompt() -> None:
+    bench, params = Bench(), Params(max_tokens=50, prompt_logprobs=0)
+    first, second = (pack_entry(1, [(97, -1.0)]), pack_entry(2, [(98, -1.0)]))
+    bench.tell(Lease(2, 1, 4, 1, HOME, TRACE, params, [], [], 0, [], first, prompt_tokens=3))
+    token = TokenRecord(2, 1, 4, 0, 97, 0, -1.0)
+    bench.tape.steps.append(StepDone(1, 1, [token]))  # what was told of the prompt before it is lost
+    assert frames(bench.tell(Doorbell()), Text) == []
+    bench.tape.steps.append(StepDone(1, 2, [token], [PromptRecord(2, 1, 4, 2, 1, second)]))
+    told, said = frames(bench.tell(Doorbell()), Text)
+    assert len(told.prompts) == 1 and said.pieces[0].texts == ["a"]
 
 
 def scored(token: int) -> PromptScored:

@@ -103,8 +103,8 @@ def main(seeds: int, first: int, levels: tuple[int, ...], lines: int, report: Pa
             wall_s = walls[level] = time.monotonic() - started
             click.echo(f"level {level}: {seeds} seeds in {wall_s:.1f} s, {total['failed']} failed")
             figures[level] = total
-    if report is not None:
-        save(report, figures, walls)
+            if report is not None:
+                save(report, figures, walls)
     sys.exit(1 if any(total["failed"] for total in figures.values()) else 0)
 
 

@@ -22,6 +22,8 @@ PINNED = {
     14: "a worker was halted in a step, and the step outlived it",
     23: "a drain ran out of time, and the requests it cut off had no account",
     1211: "a new detokenizer was leased an end that does not show in its id, and read on in the ring",
+    6257: "a damaged ring lost a prompt's scores, and the detokenizer died over the gap before it was replaced",
+    8464: "the same: the answer went out, of whose prompt not all was told",
     28: "the supervisor killed a frontend that was closing its doors in good order",
 }
 
