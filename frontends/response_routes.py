@@ -65,6 +65,7 @@ class ResponseRoutes:
             try:
                 await attached.named()
                 events = _events(attached, int(after))
+                events.check(await attached.ended_before(tokens_before(int(after))), attached.began)
             except Refused:
                 attached.answered()
                 raise

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from baton.engine.desk import AHEAD
 from baton.engine.effects import Finish
-from baton.frontends.errors import failure_of, retry_after_s
+from baton.frontends.errors import Refused, failure_of, retry_after_s
 from baton.frontends.openai import token_logprobs
 from baton.frontends.stream import Delta
 from baton.frontends.validate import GenerateRequest
@@ -26,6 +27,8 @@ _CODES = {429: "rate_limit_exceeded"}
 
 #: events before the first output token: created, in_progress, output_item.added, content_part.added
 _PRELUDE = 4
+#: events after the output: output_text.done, content_part.done, output_item.done, and the terminal one
+_CODA = 4
 
 
 def tokens_before(number: int) -> int:
@@ -99,8 +102,15 @@ class ResponseEvents:
         said = encode(text) + b',"logprobs":' + (encode(scores) if scores else b"[]")
         return [self._delta + said + b',"sequence_number":%d}' % number]
 
-    def finish(self, finish: Finish) -> list[bytes]:
-        """The last events: the message is done, and the terminal one."""
+    def check(self, finish: Finish | None, began: bool) -> None:
+        """Refuse whoever claims to have an event behind the last one of a response that is over."""
+        if finish is not None:
+            last = _PRELUDE + self.position + bool(finish.tail) + _CODA - 1 if began else 1
+            if self.after > last:
+                raise Refused(AHEAD)
+
+    def finish(self, finish: Finish, again: bool = False) -> list[bytes]:
+        """The last events: the message is done, and the terminal one, ``again`` where the client has that already."""
         status, _ = outcome(finish)
         kind = "response.incomplete" if status == "cancelled" else f"response.{status}"
         events: list[bytes] = []
@@ -111,7 +121,9 @@ class ResponseEvents:
             events += self._part(number, "response.output_text.done", text=text, logprobs=self.logprobs)
             events += self._part(number + 1, "response.content_part.done", part=_text_part(text, self.logprobs))
             events += self._event(number + 2, "response.output_item.done", output_index=0, item=item)
-            number += 3
+            number += _CODA - 1
+        if again or number != self.after:  # the end is no secret to one that was too far ahead of it
+            self.after = -1
         return [*events, *self._event(number, kind, response=self.ended(finish, text))]
 
     def never_started(self) -> list[bytes]:

@@ -120,6 +120,20 @@ class Stream:
             if failure is not None:
                 raise Refused(failure)
 
+    @property
+    def began(self) -> bool:
+        """Whether the request was admitted, as far as it is known here."""
+        return self._began
+
+    async def ended_before(self, after: int) -> Finish | None:
+        """The end of a named answer that has fewer than ``after`` tokens; None where it may still go on.
+
+        Only one that is over lets a listener in beyond its last token, so its end comes without more output.
+        """
+        while self.start < after and self.final is None:
+            await self._wait()
+        return self.final
+
     def __aiter__(self) -> Stream:
         return self
 

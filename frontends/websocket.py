@@ -296,7 +296,7 @@ class _Connection:
                     await self._send_all(events.delta(delta))
                     stream.took(delta.position)
             assert stream.final is not None
-            await self._send_all(events.finish(stream.final))
+            await self._send_all(events.finish(stream.final, again=True))  # who resumed is never left waiting
             stream.answered()
 
     def _open(self, job: _Job) -> Stream:
@@ -323,9 +323,12 @@ class _Connection:
         del self.jobs[job.id]
         job.request_id = stream.id
         self.jobs[job.id] = job
-        stream_id = job.stream_id if job.request is not None else memo.stream_id
+        if job.request is None:
+            job.stream_id = memo.stream_id
         before = (stream.start, stream.text_before, stream.scores_before)
-        events = job.events = ResponseEvents(stream.id, stream_id, memo.request, memo.created, job.after, *before)
+        events = ResponseEvents(stream.id, job.stream_id, memo.request, memo.created, job.after, *before)
+        events.check(await stream.ended_before(tokens_before(job.after)), stream.began)
+        job.events = events
         await self._send_all(events.begin(queued=False))
         return events
 

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 from baton.engine.limits import Limits
 from baton.frontends.client import AsyncClient, NotConnected, RequestFailed
+from baton.ipc.frames import Failure
 from tests.frontends.conftest import House, opened
 from tests.frontends.double import Job, admit, play
 from tests.frontends.talk import CHAT, TEXT
@@ -184,6 +185,38 @@ async def test_what_belongs_around_a_response_is_refused_by_name_where_it_would_
         await socket.send_json({"type": "response.create", "response": inside})
         event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
         assert event["type"] == "error" and event["error"]["param"] == name
+
+
+@pytest.mark.parametrize("began", [True, False])
+async def test_nothing_is_behind_the_last_event_of_a_response_that_is_over(house: House, began: bool) -> None:
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        await socket.send_json({"type": "response.create", "stream_id": "s", **CREATE})
+        job = await house.engine.job()
+        if began:
+            job.admit().say("a", "b").finish(tail="!")
+        else:
+            job.refuse(Failure(400, "invalid_request_error", "too long", "input", "context_length_exceeded"))
+        final = (await until(socket, "response.completed" if began else "response.failed"))[-1]
+    last = final["sequence_number"]
+    place = f"{house.url}/v1/responses/{final['response_id']}"
+    for after, status, count in ((last - 1, 200, 1), (last, 200, 0), (last + 1, 400, 0), (999, 400, 0)):
+        async with house.client.get(place, params={"stream": "true", "starting_after": str(after)}) as response:
+            assert response.status == status
+            if status == 400:
+                assert (await response.json())["error"]["param"] == "starting_after"
+            else:
+                assert await sse(response) == [final] * count
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        for after in (last - 1, last, last + 1, 999):
+            resume = {"type": "response.resume", "response_id": final["response_id"], "starting_after": after}
+            await socket.send_json(resume)
+            event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
+            if after <= last:
+                assert event == final
+            else:
+                assert (event["type"], event["status"], event["param"]) == ("error", 400, "starting_after")
+                assert (event["response_id"], event["stream_id"]) == (final["response_id"], "s")
+    await house.engine.empty()
 
 
 async def test_socket_resumes_that_cannot_be_are_errors(house: House) -> None:
