@@ -126,6 +126,11 @@ class Fields:
             raise bad_request(f"{name} has more than {most} entries, or very long ones", name)
         return _counted(self.decode(name, dict[str, float]), name, most)
 
+    def refuse_unknown(self, why: str) -> None:
+        """Refuse by name whatever is in no table: where there is no header or event that could tell of it."""
+        if self.ignored:
+            raise bad_request(f"{self.ignored[0]} {why}", self.ignored[0], "unsupported_parameter")
+
     def refuse(self, table: dict[str, tuple[tuple[object, ...], str]]) -> None:
         """Refuse by name whatever the table names, unless its value changes nothing."""
         for name in sorted(self.raws.keys() & table.keys()):

@@ -85,6 +85,13 @@ NO_RESUMING = "is not supported here: only responses, and the SDK's requests, ca
 ELSEWHERE = "is a parameter of another endpoint, not of this one"
 IN_MESSAGE = "is not read from the body of an HTTP request: it belongs to the messages of a WebSocket"
 BESIDE = "is not read from inside of response: it belongs beside it"
+INSIDE = "is not read from beside response: it belongs inside it"
+FOREIGN = "is no field of this type of message"
+KEEPS_STREAM = "is not read here: the response keeps the stream_id it was created with"
+KEEPS_TRACE = "is not read here: the response keeps the trace it was created with"
+ONLY_CREATE = "is not read here: it belongs to response.create"
+ONLY_RESUME = "is not read here: it belongs to response.resume"
+ONLY_LATER = "is not read here: a new response is given its id; response.resume and response.cancel name one"
 IN_HEADER = "is not read from the body of an HTTP request: send it as the Idempotency-Key header"
 NO_MEDIA = "is not supported: this model reads and writes text"
 
@@ -199,6 +206,25 @@ REFUSED_RESPONSE = _refused((*RESPONSE, *ENVELOPE), _RESPONSE_ONLY)
 #: of the envelope, where there is none: in the body of an HTTP request, and in a message's ``response``
 REFUSED_OVER_HTTP = dict.fromkeys(ENVELOPE, (NEVER, IN_MESSAGE)) | {"idempotency_key": (NEVER, IN_HEADER)}
 REFUSED_INSIDE = dict.fromkeys(ENVELOPE, (NEVER, BESIDE))
+#: type of a message -> of the envelope, what means nothing in it
+REFUSED_IN_MESSAGE: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
+    "response.create": {
+        "starting_after": (NEVER, ONLY_RESUME),
+        "response_id": (NEVER, ONLY_LATER),
+    },
+    "response.resume": {
+        "stream_id": (NEVER, KEEPS_STREAM),
+        "traceparent": (NEVER, KEEPS_TRACE),
+        "idempotency_key": (NEVER, ONLY_CREATE),
+        "response": (NEVER, ONLY_CREATE),
+    },
+    "response.cancel": {
+        "starting_after": (NEVER, ONLY_RESUME),
+        "traceparent": (NEVER, ONLY_CREATE),
+        "idempotency_key": (NEVER, ONLY_CREATE),
+        "response": (NEVER, ONLY_CREATE),
+    },
+}
 
 REFUSED_STREAM_OPTIONS: dict[str, tuple[tuple[object, ...], str]] = {
     "include_obfuscation": ((False,), "is not supported"),

@@ -168,14 +168,18 @@ class _Connection:
             stream_id = envelope.text("stream_id", self.door.limits.label_chars_max)
             response_id = envelope.text("response_id", self.door.limits.label_chars_max)
             kind = envelope.text("type", self.door.limits.label_chars_max)
+            envelope.text("event_id", self.door.limits.label_chars_max)  # the client's own label
+            if kind not in parameters.REFUSED_IN_MESSAGE:
+                raise bad_request("type must be response.create, response.resume or response.cancel", "type")
+            envelope.refuse(parameters.REFUSED_IN_MESSAGE[kind])
             if kind == "response.create":
                 await self._create(envelope, body, stream_id)
-            elif kind == "response.resume":
-                self._resume(envelope, response_id, stream_id)
-            elif kind == "response.cancel":
-                await self._cancel(response_id, stream_id)
+                return
+            envelope.refuse_unknown(parameters.FOREIGN)
+            if kind == "response.resume":
+                self._resume(envelope, response_id)
             else:
-                raise bad_request("type must be response.create, response.resume or response.cancel", "type")
+                await self._cancel(response_id, stream_id)
         except Refused as refused:
             self.door.metrics.refused("websocket", refused.failure.status)
             await self._send(error_event(refused.failure, response_id, stream_id))
@@ -185,6 +189,8 @@ class _Connection:
         received_ns = door.reception.now_ns()
         key = checked_key(envelope.text("idempotency_key", limits.label_chars_max), "idempotency_key")
         whole = "response" if "response" in envelope else None
+        if whole:
+            envelope.refuse_unknown(parameters.INSIDE)
         said = envelope.raws["response"] if whole else body
         request = door.validator.response(said, whole, socket=True)
         if request.ignored:
@@ -201,7 +207,7 @@ class _Connection:
         if first:
             self._begin(job)
 
-    def _resume(self, envelope: Fields, response_id: str | None, stream_id: str | None) -> None:
+    def _resume(self, envelope: Fields, response_id: str | None) -> None:
         """Take up a kept response where another connection lost it; it waits for no other of its stream."""
         if response_id is None:
             raise bad_request("response_id is required", "response_id")
@@ -211,7 +217,7 @@ class _Connection:
             raise Refused(open_)
         after = envelope.integer("starting_after", -1, None)
         received_ns = self.door.reception.now_ns()
-        job = _Job(None, request_id, received_ns, None, stream_id, request_id, after=-1 if after is None else after)
+        job = _Job(None, request_id, received_ns, None, None, request_id, after=-1 if after is None else after)
         if self._add(job):
             self._begin(job)
 
@@ -234,10 +240,10 @@ class _Connection:
     async def _cancel(self, response_id: str | None, stream_id: str | None) -> None:
         if response_id is None and stream_id is None:
             raise bad_request("response_id or stream_id is required", "response_id")
-        if response_id is not None:
-            jobs = [self.jobs[response_id]] if response_id in self.jobs else []
-        else:
-            jobs = [job for job in self.jobs.values() if job.stream_id == stream_id]
+        named = (
+            self.jobs.values() if response_id is None else [self.jobs[response_id]] if response_id in self.jobs else []
+        )
+        jobs = [job for job in named if stream_id in (None, job.stream_id)]
         if not jobs:
             if response_id in self.finished:
                 over = Failure(409, "invalid_request_error", "the response is over", "response_id", "response_finished")

@@ -219,6 +219,72 @@ async def test_nothing_is_behind_the_last_event_of_a_response_that_is_over(house
     await house.engine.empty()
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("response.create", {"starting_after": 3}),
+        ("response.create", {"response_id": "resp_" + "0" * 32}),
+        ("response.create", {"temperature": 0.5, "response": {"model": "model-1", "input": "hi"}}),
+        ("response.resume", {"stream_id": "s"}),
+        ("response.resume", {"temperature": 0.5}),
+        ("response.resume", {"foo": 1}),
+        ("response.resume", {"traceparent": "00-" + "1" * 32 + "-" + "1" * 16 + "-01"}),
+        ("response.resume", {"idempotency_key": "k"}),
+        ("response.resume", {"response": {"model": "model-1", "input": "hi"}}),
+        ("response.cancel", {"starting_after": 3}),
+        ("response.cancel", {"temperature": 0.5}),
+        ("response.cancel", {"foo": 1}),
+        ("response.cancel", {"idempotency_key": "k"}),
+    ],
+)
+async def test_what_means_nothing_in_a_type_of_message_is_refused_by_name(
+    house: House, kind: str, fields: dict[str, Any]
+) -> None:
+    name = next(iter(fields))
+    if kind != "response.create":
+        fields = {"response_id": "resp_" + "0" * 32, **fields}
+    elif "response" not in fields:
+        fields = {"model": "model-1", "input": "hi", **fields}
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        await socket.send_json({"type": kind, "event_id": "e", **fields})
+        event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
+    assert (event["type"], event["status"], event["code"]) == ("error", 400, "unsupported_parameter")
+    assert event["param"] == name and event["message"].startswith(name)
+    assert not house.engine.jobs
+
+
+@pytest.mark.parametrize("kind", ["response.create", "response.resume", "response.cancel"])
+async def test_an_event_id_is_a_string(house: House, kind: str) -> None:
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        await socket.send_json({"type": kind, "event_id": 5, "model": "model-1", "input": "hi"})
+        event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
+    assert (event["type"], event["status"], event["param"]) == ("error", 400, "event_id")
+    assert not house.engine.jobs
+
+
+async def test_a_resumed_response_is_cancelled_by_the_stream_it_was_created_in(house: House) -> None:
+    house.engine.on_submit = admit
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        await socket.send_json({"type": "response.create", "stream_id": "s", **CREATE})
+        (created,) = await until(socket, "response.created")
+        job = await house.engine.job()
+    await deserted(house)
+    name = {"response_id": created["response_id"]}
+    async with house.client.ws_connect(house.places["websocket"]) as socket:
+        await socket.send_json({"type": "response.resume", **name})
+        await until(socket, "response.in_progress")
+        await socket.send_json({"type": "response.cancel", "stream_id": "another", **name})
+        event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
+        while event["type"] != "error":
+            event = json.loads(await asyncio.wait_for(socket.receive_str(), 5))
+        assert event["code"] == "response_not_found" and not job.cancelled.is_set()
+        await socket.send_json({"type": "response.cancel", "stream_id": "s"})
+        final = (await until(socket, "response.incomplete"))[-1]
+        assert final["response"]["status"] == "cancelled" and final["stream_id"] == "s"
+    await asyncio.wait_for(job.cancelled.wait(), 5)
+    await house.engine.empty()
+
+
 async def test_socket_resumes_that_cannot_be_are_errors(house: House) -> None:
     house.engine.on_submit = admit
     async with house.client.ws_connect(house.places["websocket"]) as socket:
