@@ -21,7 +21,7 @@ from baton.ipc.frames import Failure, Scored
 
 encode = msgspec.json.encode
 
-#: a failure's status -> the error codes that a response object may carry
+#: a failure without a code of its own: its status -> a code, which OpenAI's clients want in a response object
 _CODES = {429: "rate_limit_exceeded"}
 
 
@@ -208,9 +208,9 @@ def outcome(finish: Finish) -> tuple[str, dict[str, Any]]:
 
 
 def response_error(failure: Failure) -> dict[str, str | int | None]:
-    """The ``error`` of a failed response. Its codes are few; the other fields say what HTTP would have said."""
+    """The ``error`` of a failed response: what HTTP would have said. OpenAI's own codes are fewer."""
     code = _CODES.get(failure.status, "invalid_prompt" if failure.status < 500 else "server_error")
-    error: dict[str, str | int | None] = {"code": code, "message": failure.message}
+    error: dict[str, str | int | None] = {"code": failure.code or code, "message": failure.message}
     return {**error, "param": failure.param, "type": failure.kind, **_retry(failure)}
 
 

@@ -133,7 +133,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path, ask: Ask
     async with opened(tmp_path, Limits(sweep_interval_s=0.02)) as house:
         house.engine.on_submit = admit
         error = await ask(house, deadline_ms=30)
-        assert error["code"] in ("deadline_exceeded", "server_error") and "deadline" in error["message"]
+        assert error["code"] == "deadline_exceeded" and "deadline" in error["message"]
         await house.engine.empty()
         assert house.engine.accounts[0].reason == "deadline_exceeded"
 
@@ -142,7 +142,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(tmp_path: Path, ask: Ask
 async def test_time_in_the_queue_is_bounded(tmp_path: Path, ask: Ask) -> None:
     async with opened(tmp_path, Limits(sweep_interval_s=0.02)) as house:
         error = await ask(house, queue_ms_max=30)
-        assert error["code"] in ("queue_timeout", "server_error") and "waited" in error["message"]
+        assert error["code"] == "queue_timeout" and "waited" in error["message"]
         await house.engine.empty()
         assert house.engine.accounts[0].reason == "queue_timeout"
 
