@@ -10,6 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from baton.engine.effects import Account
+from baton.frontends import server_log
 from baton.frontends.client.keys import ServerKeys, read_server
 from baton.frontends.http import HttpDoor
 from baton.frontends.metrics import Metrics
@@ -57,6 +58,7 @@ class Doors:
         runner = web.AppRunner(
             door.app,
             access_log=None,
+            logger=server_log.log,
             handler_cancellation=True,
             lingering_time=_LINGER_S,
             shutdown_timeout=0,

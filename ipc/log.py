@@ -34,6 +34,23 @@ class Log:
         self._logger.error(event, **fields)
 
 
+class Adopted(logging.Handler):
+    """Hands what libraries and doors log by Python's own ``logging`` to a process's log, an event a record."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One record; an exception goes with it."""
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        error: dict[str, Any] = {"exc_info": record.exc_info} if record.exc_info else {}
+        try:
+            self._log.log(level, "logged", logger=record.name, detail=record.getMessage(), **error)
+        except Exception:  # a library's record that does not fit its own format is no error of ours
+            self.handleError(record)
+
+
 def make_log(process: str, level: str) -> Log:
     """The log of one process: readable on a terminal, JSON lines elsewhere."""
     terminal = sys.stderr.isatty()

@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import faulthandler
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ import msgspec
 import uvloop
 
 from baton.ipc.frames import Role
+from baton.ipc.log import Adopted
 from baton.workers.config import Launch
 from baton.workers.dump import STACKS_SIGNAL, STACKS_SUFFIX
 from baton.workers.process import Process, live
@@ -36,6 +38,7 @@ _PR_SET_PDEATHSIG = 1
 async def _run(launch: Launch) -> int:
     me = launch.address
     process = Process(launch, me, Machine(launch, me))
+    logging.getLogger().addHandler(Adopted(process.log))
     loop = asyncio.get_running_loop()
     loop.add_reader(launch.lifeline, _orphaned)
     loop.set_exception_handler(process.loop_failed)
