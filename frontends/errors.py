@@ -5,6 +5,9 @@ Never puts anything into a message that did not come from the client or from our
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import msgspec
 
 from baton.engine.effects import Finish
@@ -25,6 +28,7 @@ ENDINGS: dict[str, Failure] = {
 #: the reasons that are answers, and what OpenAI calls them
 FINISH_REASONS: dict[str, str] = {"stop": "stop", "length": "length"}
 
+_MAX_TOKENS = re.compile(r"\bmax_tokens\b")
 INTERNAL = Failure(500, "server_error", "an internal error occurred", None, "internal_error")
 
 
@@ -48,6 +52,19 @@ def failure_of(finish: Finish) -> Failure | None:
     if finish.reason in FINISH_REASONS:
         return None
     return ENDINGS.get(finish.reason, INTERNAL)
+
+
+def in_words_of(finish: Finish, names: Mapping[str, str]) -> Finish:
+    """The same end, its failure telling of fields as this door's clients call them: ``names``, by the engine's own."""
+    if finish.failure is None or not names:
+        return finish
+    return msgspec.structs.replace(finish, failure=renamed(finish.failure, names))
+
+
+def renamed(failure: Failure, names: Mapping[str, str]) -> Failure:
+    """A failure with other names for its fields."""
+    message, param = _MAX_TOKENS.sub(names.get("max_tokens", "max_tokens"), failure.message), failure.param
+    return msgspec.structs.replace(failure, message=message, param=None if param is None else names.get(param, param))
 
 
 def error_body(failure: Failure) -> bytes:

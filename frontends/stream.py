@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from baton.engine.effects import Answered, Begin, Deliver, Finish, Gone, Named, Taken
-from baton.frontends.errors import INTERNAL, Refused, failure_of
+from baton.frontends.errors import INTERNAL, Refused, failure_of, in_words_of
 from baton.frontends.keeping import Memo, read_memo
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Scored
@@ -257,7 +257,7 @@ class Stream:
         delta.position = self._position
 
     def _end(self, finish: Finish) -> None:
-        self.final = finish
+        self.final = finish if self._request is None else in_words_of(finish, self._request.names)
         if finish.tail:
             if self._delta is None:
                 self._delta = Delta([], [], [], self._position, [])

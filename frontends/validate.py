@@ -13,7 +13,7 @@ import msgspec
 
 from baton.engine.limits import Limits
 from baton.frontends import asked, parameters
-from baton.frontends.errors import Refused, bad_request
+from baton.frontends.errors import Refused, bad_request, renamed
 from baton.frontends.fields import Fields, Shape, decode
 from baton.frontends.sampling import read_sampling
 from baton.ipc.frames import Failure, Params, Prompt
@@ -41,6 +41,10 @@ COMPLETION = Shape(
 )
 RESPONSE = Shape("Response", (*parameters.ENVELOPE, *parameters.RESPONSE, *_LABELS, *parameters.REFUSED_RESPONSE))
 
+#: what the endpoints call the prompt and ``max_tokens``; a completion calls them so itself
+CHAT_NAMES = {"prompt": "messages"}
+NEWER_CHAT_NAMES = {**CHAT_NAMES, "max_tokens": "max_completion_tokens"}
+RESPONSE_NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 STREAM_OPTIONS = Shape("StreamOptions", ("include_usage", *parameters.REFUSED_STREAM_OPTIONS))
 
 
@@ -53,6 +57,7 @@ class GenerateRequest:
     ``stored`` one is kept for a while. ``deadline_ms`` and ``queue_ms_max`` count from its receipt; of two that wait
     the one with the lower ``priority`` goes first. ``service_tier`` is the one in effect, None where none was asked
     for. Of ``best_of`` choices the client gets ``n``; ``tells_logprobs`` where it asked for log-probabilities itself.
+    ``names`` says what its endpoint calls the engine's ``prompt`` and ``max_tokens``.
     """
 
     operation: str
@@ -75,6 +80,7 @@ class GenerateRequest:
     metadata: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
 
 
 class Part(msgspec.Struct, gc=False):
@@ -114,10 +120,11 @@ class Validator:
         older = self._max_tokens(fields, "max_tokens")
         if limit is not None and older is not None and limit != older:
             raise bad_request("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
-        params = self._params(fields, limit or older, asked.chat_logprobs(fields, self.limits))
+        names = CHAT_NAMES if limit is None else NEWER_CHAT_NAMES
+        params = self._params(fields, limit or older, asked.chat_logprobs(fields, self.limits), names)
         request = self._request(fields, "chat", params, Prompt(messages=messages))
         n, best_of = asked.choices(fields, self.limits)
-        return replace(self._about_prompt(fields, request), n=n, best_of=best_of)
+        return replace(self._about_prompt(fields, request), n=n, best_of=best_of, names=names)
 
     def completion(self, body: bytes) -> GenerateRequest:
         """A body of ``/v1/completions``."""
@@ -148,14 +155,13 @@ class Validator:
         stream = fields.boolean("stream", socket)
         if socket and not stream:
             raise bad_request("stream cannot be false here: a socket always streams", "stream")
-        params = self._params(
-            fields, self._max_tokens(fields, "max_output_tokens"), asked.response_logprobs(fields, self.limits)
-        )
+        top = asked.response_logprobs(fields, self.limits)
+        params = self._params(fields, self._max_tokens(fields, "max_output_tokens"), top, RESPONSE_NAMES)
         instructions = fields.text("instructions", self.limits.body_bytes_max)
         prompt = self._input(fields, instructions)
         self._check_length(prompt, params, "input")
         request = self._request(fields, "chat", params, prompt, instructions, stream)
-        return replace(request, stored=fields.boolean("store"))
+        return replace(request, stored=fields.boolean("store"), names=RESPONSE_NAMES)
 
     # -------------------------------------------------------------------------------- what all kinds share
 
@@ -169,9 +175,14 @@ class Validator:
             message = f"the model {shown!r} does not exist; this server has {self.card.name!r}"
             raise Refused(Failure(404, "invalid_request_error", message, "model", "model_not_found"))
 
-    def _params(self, fields: Fields, max_tokens: int | None, top_logprobs: int | None) -> Params:
-        asked.check_scores(fields, max_tokens or self.card.context_tokens_max, top_logprobs, self.limits)
-        return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
+    def _params(
+        self, fields: Fields, max_tokens: int | None, top_logprobs: int | None, names: dict[str, str] | None = None
+    ) -> Params:
+        try:
+            asked.check_scores(fields, max_tokens or self.card.context_tokens_max, top_logprobs, self.limits)
+            return read_sampling(fields, self.card, self.limits, max_tokens, top_logprobs)
+        except Refused as refused:
+            raise Refused(renamed(refused.failure, names or {})) from None
 
     def _about_prompt(self, fields: Fields, request: GenerateRequest) -> GenerateRequest:
         top = asked.prompt_logprobs(fields, self.card, self.limits)

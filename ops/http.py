@@ -160,9 +160,12 @@ async def get_json(where: Target, path: str, timeout_s: float) -> object:
     body = bytearray()
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(timeout_s):
-        _, exchange = await loop.create_connection(
-            lambda: Exchange(where.request("GET", path), body.extend), where.host, where.port, ssl=where.tls or None
-        )
+        try:
+            _, exchange = await loop.create_connection(
+                lambda: Exchange(where.request("GET", path), body.extend), where.host, where.port, ssl=where.tls or None
+            )
+        except OSError as error:
+            raise OSError(f"{where.host}:{where.port}: {error}") from error
         try:
             await exchange.done
         finally:

@@ -7,13 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
+from baton.frontends.client.arguments import check_numbers, check_options, encode_body
 from baton.frontends.client.connection import Connection
 from baton.frontends.client.discovery import find
 from baton.frontends.client.errors import NotConnected
 from baton.frontends.client.keys import read_client
-from baton.frontends.client.numbers import check_numbers
 from baton.frontends.client.stream import AsyncStream, Completion
 
 #: more choices than any server makes
@@ -76,13 +74,14 @@ class AsyncClient:
         """An answer to iterate over; it starts with ``async with``, or with the first delta asked for."""
         if (messages is None) == (prompt is None):
             raise TypeError("give either messages or prompt")
+        check_options(traceparent, timeout_s, idempotency_key, resumable)
         check_numbers(parameters)
 
         def request(model: str) -> tuple[str, bytes]:
             body = {"model": model, **parameters}
             if messages is not None:
-                return "chat", msgspec.json.encode({**body, "messages": messages})
-            return "text_completion", msgspec.json.encode({**body, "prompt": prompt})
+                return "chat", encode_body({**body, "messages": messages})
+            return "text_completion", encode_body({**body, "prompt": prompt})
 
         n = parameters.get("n")
         choices = n if isinstance(n, int) and 1 < n <= CHOICES_MAX else 1  # what is no number of them is refused

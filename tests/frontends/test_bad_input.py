@@ -22,6 +22,7 @@ from baton.frontends import parameters, validate
 from baton.frontends.client import AsyncClient, RequestFailed
 from baton.frontends.client.stream import AsyncStream
 from tests.frontends.conftest import House
+from tests.frontends.double import admit
 from tests.frontends.talk import CHAT, TEXT
 from tests.frontends.wrong import CASES, WRONG, with_field
 
@@ -100,6 +101,27 @@ async def test_bad_input_is_refused_by_name_and_the_engine_never_sees_it(
             assert (param or "").startswith(name) or no_json, (name, value[:80], param, message)
     assert not house.engine.jobs
     assert not [event for event in house.engine.events if isinstance(event, Open)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("idempotency_key", 3), ("idempotency_key", "\ud800"), ("resumable", "yes"), ("traceparent", 5)),
+        *(("timeout_s", "1"), ("timeout_s", True), ("user", "\ud800"), ("metadata", {"a": object()}), ("stop", {1j})),
+    ],
+)
+async def test_what_the_sdk_cannot_send_is_refused_by_name_and_costs_the_others_nothing(
+    house: House, name: str, value: Any
+) -> None:
+    house.engine.on_submit = admit
+    async with AsyncClient(house.places["zmq"]) as client, client.stream(prompt="hi") as other:
+        with pytest.raises(RequestFailed) as refused:
+            await client.complete("x", max_tokens=1, **{name: value})
+        assert (refused.value.status, refused.value.param) == (400, name)
+        (job,) = house.engine.jobs
+        job.say("a")
+        job.finish("stop")
+        assert "".join([delta.text async for delta in other]) == "a"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2**70, -(2**70)])
