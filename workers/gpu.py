@@ -140,15 +140,19 @@ class StepLoop:
         self._begun: deque[Begun] = deque()
         self._trying: tuple[int, list[StepRow]] = (0, [])  # what the runner was last asked for
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def plans_came(self) -> None:
         """The doorbell was rung: run what is there, unless that is being done already."""
+        if self._stopped:
+            return
         self._todo.extend(self.plans.read())
         if self._todo and self._task is None:
             self._task = self.process.loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Give up the step at hand."""
+        """Give up the step at hand; none is begun after it, though a bell may still ring."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -24,6 +24,7 @@ PINNED = {
     1211: "a new detokenizer was leased an end that does not show in its id, and read on in the ring",
     6257: "a damaged ring lost a prompt's scores, and the detokenizer died over the gap before it was replaced",
     8464: "the same: the answer went out, of whose prompt not all was told",
+    38716: "a bell rang for a worker that had given up its last step, and it began another",
     28: "the supervisor killed a frontend that was closing its doors in good order",
 }
 
