@@ -29,15 +29,19 @@ def read_trace(path: Path) -> list[Arrival]:
     text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
     reader = csv.DictReader(StringIO(text))
     found: list[Arrival] = []
-    if "TIMESTAMP" in (reader.fieldnames or ()):
+    named = reader.fieldnames or ()
+    azure = "TIMESTAMP" in named
+    needed = ("ContextTokens", "GeneratedTokens") if azure else ("gap_ms", "context_tokens", "generated_tokens")
+    missing = [name for name in needed if name not in named]
+    if missing:
+        raise ValueError(f"{path}: no column {', '.join(missing)}, and these: {', '.join(named) or 'none'}")
+    if azure:
         for row in reader:
             at = datetime.strptime(row["TIMESTAMP"][:26], "%Y-%m-%d %H:%M:%S.%f")
             found.append(Arrival(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"])))
         found.sort(key=lambda one: one.at_s)
         first_s = found[0].at_s if found else 0.0
         return [msgspec.structs.replace(one, at_s=one.at_s - first_s) for one in found]
-    if "gap_ms" not in (reader.fieldnames or ()):
-        raise ValueError(f"{path}: no column TIMESTAMP and none gap_ms: {reader.fieldnames}")
     at_ms = 0
     for row in reader:
         at_ms += int(row["gap_ms"])

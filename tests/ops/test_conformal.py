@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from baton.ops.bench.arrivals import Arrival, read_trace
 from baton.ops.bench.conformal import main, replay
+from baton.ops.bench.static import main as static
 
 TRACE = Path(__file__).parent.parent / "data" / "azure-conversation-2023.csv.gz"
 
@@ -37,6 +38,8 @@ def test_the_table_is_printed_for_either_form_of_trace(tmp_path: Path) -> None:
     for path in (original, TRACE):
         done = CliRunner().invoke(main, [str(path)])
         assert done.exit_code == 0 and done.output.count("\n") == 7, done.output
-    original.write_text("a,b\n1,2\n")
-    done = CliRunner().invoke(main, [str(original)])
-    assert done.exit_code == 1 and "no column TIMESTAMP" in done.output
+    for columns, missing in (("a,b", "gap_ms"), ("gap_ms,b", "context_tokens"), ("TIMESTAMP,b", "ContextTokens")):
+        original.write_text(f"{columns}\n1,2\n")
+        for command, arguments in ((main, [str(original)]), (static, ["--trace", str(original)])):
+            done = CliRunner().invoke(command, arguments)
+            assert done.exit_code == 1 and f"no column {missing}" in done.output, done.output
