@@ -5,8 +5,6 @@ It only holds memory and moves it; which block belongs to whom is the scheduler'
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -19,6 +17,7 @@ from torch import Tensor
 from baton.engine.blocks import Move
 from baton.kernels.upload import upload
 from baton.workers.model.config import ModelConfig
+from baton.workers.model.huge import huge_bytes
 
 BLOCK_SIZE = 16
 RESERVE_BYTES = 256 << 20  # of available memory, left to everything else
@@ -206,13 +205,8 @@ def _host_zeros(size: int, device: torch.device) -> Tensor:
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
-    """Zeroed bytes; on the CPU, huge pages (where there are) that the kernel zeroes when first touched."""
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=torch.uint8, device=device)
-    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel built without huge pages
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(region, dtype=torch.uint8)
+    """Zeroed bytes; on the CPU in huge pages."""
+    return huge_bytes(size) if device.type == "cpu" else torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -32,7 +32,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     zmq: str | None = None
     zmq_curve_keys: str | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    weights: Literal["bfloat16", "float32"] = "bfloat16"
+    weights: Literal["bfloat16", "float32", "int8", "native"] = "bfloat16"
+    kernels: Literal["auto", "native", "torch"] = "auto"
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str | None = None
     kv_blocks: Count | None = None

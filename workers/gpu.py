@@ -234,6 +234,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
         return scripted, layout, SCRIPTED_WEIGHTS
     from baton.workers.cache import MemoryBudgetError
     from baton.workers.model.gguf import ModelFileError
+    from baton.workers.model.loaded import KernelsUnavailable
     from baton.workers.runner import Runner, has_device
 
     if not has_device(settings.device):
@@ -245,6 +246,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
             Path(card.path),
             dtype=settings.dtype,
             weights=settings.weights,
+            kernels=settings.kernels,
             blocks=settings.kv_blocks,
             kv_bytes=kv_bytes,
             swap_bytes=swap_bytes(settings),
@@ -258,7 +260,7 @@ def make_runner(settings: Settings, card: Card, phase: Callable[[str], None]) ->
         runner.measure(settings.max_step_tokens or limits.step_tokens_max, limits.running_requests_max)
         runner.warm_up()
         runner.time_swaps()
-    except (ModelFileError, MemoryBudgetError) as error:
+    except (ModelFileError, KernelsUnavailable, MemoryBudgetError) as error:
         raise StartError(str(error)) from error
     made = runner.layout
     layout = KVLayout(

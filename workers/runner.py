@@ -8,30 +8,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from baton.engine.batch import UNKNOWN, Sampled, Sampling, StepRow
+from baton.engine.batch import Sampled, Sampling, StepRow
 from baton.engine.blocks import Move
-from baton.kernels.reference import Part, padded_blocks, plan_ragged
-from baton.kernels.upload import upload
 from baton.workers.cache import BLOCK_SIZE, KvPool, blocks_for_bytes
 from baton.workers.largest import largest_steps
-from baton.workers.model.weights import load_model
+from baton.workers.model.loaded import DTYPES, Kernels, load_for
 from baton.workers.peak import Peak, resident_peak
-from baton.workers.sampler import Choice, choose, prompt_scores
 from baton.workers.workspace import remembered
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 KV_BYTES_DEFAULT = 1 << 30
 TIMED_BLOCKS, TIMED_MOVES = 32, 4
-SCORED_AT_ONCE = 32  # tokens of a prompt
 
 
 def has_device(device: str) -> bool:
@@ -39,20 +32,11 @@ def has_device(device: str) -> bool:
     return device == "cpu" or torch.cuda.is_available()
 
 
-@dataclass(slots=True, eq=False)
-class Launched:
-    """A step that was begun: the slots it samples for, and what it chooses for them; None where it is for none."""
-
-    slots: list[int]
-    choice: Choice | None
-
-
 class Runner:
-    """One device's model. ``layout``, ``config`` and ``weights_digest`` describe it and do not change.
+    """One device's model. ``layout``, ``config``, ``kernels`` and ``weights_digest`` describe it and do not change.
 
     Steps and moves take effect in the order in which they are asked for. A device that works by itself is
-    ``asynchronous``: a step may be launched before the ones before it were collected. Each slot's last sampled token
-    stays on the device, so that such a step finds it there.
+    ``asynchronous``: a step may be launched before the ones before it were collected.
     """
 
     def __init__(
@@ -61,6 +45,7 @@ class Runner:
         *,
         dtype: str = "bfloat16",
         weights: str = "bfloat16",
+        kernels: Kernels = "auto",
         blocks: int | None = None,
         kv_bytes: int | None = None,
         swap_bytes: int = 0,
@@ -72,22 +57,24 @@ class Runner:
         """Load the model and set up a pool of ``blocks``, or as many as ``kv_bytes`` hold (by default 1 GiB).
 
         ``swap_bytes`` of host memory take in blocks that are swapped out, with checksums where ``verify_swaps``.
-        ``dtype`` is that of computation, ``weights`` that in which weights are held (``bfloat16`` or
-        ``float32``); ids from ``vocab`` on are padding and never sampled; ``threads`` are torch's, by default
-        one a core this process may use. Raises ``ModelFileError`` and ``MemoryBudgetError``.
+        ``dtype`` is that of computation, ``weights`` how weights are held (``bfloat16``, ``float32``, ``int8`` or
+        ``native``), ``kernels`` who computes; ids from ``vocab`` on are padding and never sampled; ``threads`` are by
+        default one a core this process may use. Raises ``ModelFileError``, ``KernelsUnavailable`` and
+        ``MemoryBudgetError``.
         """
         assert blocks is None or kv_bytes is None, "blocks and kv_bytes say the same thing twice"
         _keep_freed_memory()
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        threads = threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(threads)
         self.tokens_per_row_max = 1
         self._device = torch.device(device)
-        self.asynchronous = self._device.type == "cuda"
-        self._last = torch.zeros(0, dtype=torch.int64, device=self._device)  # by slot
-        self._sampling: Counter[int] = Counter()  # slots that launched steps sample for, which were not collected
-        self._model = load_model(model_path, DTYPES[dtype], DTYPES[weights], self._device)
-        self.config = self._model.config
-        self.weights_digest = self._model.weights.digest
-        self._vocab = self.config.vocab if vocab is None else vocab
+        loaded = load_for(
+            model_path, dtype=dtype, weights=weights, kernels=kernels, device=self._device, threads=threads
+        )
+        self.config = loaded.config
+        self.weights_digest = loaded.digest
+        self.weights_bytes = loaded.weights_bytes
+        self.kernels = loaded.kernels
         if blocks is None:
             blocks = blocks_for_bytes(self.config, DTYPES[dtype], KV_BYTES_DEFAULT if kv_bytes is None else kv_bytes)
         host_blocks = blocks_for_bytes(self.config, DTYPES[dtype], swap_bytes)
@@ -97,7 +84,8 @@ class Runner:
         self.layout = self._pool.layout
         self.host_blocks = host_blocks
         self.swap_bytes_per_s = 0  # once timed
-        self.weights_bytes = self._model.weights.bytes
+        self._steps = loaded.steps(self._pool, self.config.vocab if vocab is None else vocab)
+        self.asynchronous = self._steps.asynchronous
         self.workspace_bytes = 0  # once measured, the most a step takes
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
@@ -113,77 +101,16 @@ class Runner:
         """
         return self.collect(self.launch(rows))
 
-    def launch(self, rows: Sequence[StepRow]) -> Launched:
+    def launch(self, rows: Sequence[StepRow]) -> Any:
         """Begin such a step; what to ``collect``, in the order of launching.
 
         A token that is ``UNKNOWN`` is the one that the last launched step samples for the row's slot.
         """
-        return self._launch(rows)
+        return self._steps.launch(rows)
 
-    def collect(self, launched: Launched) -> list[Sampled]:
+    def collect(self, launched: Any) -> list[Sampled]:
         """Wait for a step; what it sampled."""
-        self._sampling -= Counter(launched.slots)
-        return launched.choice.answers() if launched.choice is not None else []
-
-    def _launch(self, rows: Sequence[StepRow], layers: int | None = None) -> Launched:
-        # Decoding rows of like length first, so that they attend together.
-        ordered = sorted(rows, key=_attention_order)
-        ids = [token for row in ordered for token in row.tokens]
-        unknown = [(at, slot) for at, slot in enumerate(_slots(ordered)) if ids[at] == UNKNOWN]
-        assert all(self._sampling[slot] for _, slot in unknown), "an unknown token that no launched step samples"
-        for at, _ in unknown:
-            ids[at] = 0
-        assert ids and min(ids) >= 0 and max(ids) < self.config.vocab, "token ids outside the vocabulary"
-        ends, total = {}, 0
-        for row in ordered:
-            total += len(row.tokens)
-            ends[id(row)] = total - 1
-        sampled = [row for row in rows if row.sample]
-        slots = [row.slot for row in sampled]
-        parts = [Part(row.start, len(row.tokens), row.blocks) for row in ordered]
-        with torch.inference_mode():
-            ragged = plan_ragged(parts, BLOCK_SIZE, self._device)
-            self._pool.clear([block for part in parts for block in _begun(part)])
-            tokens = upload(ids, self._device)
-            if unknown:
-                places, theirs = upload(unknown, self._device).T
-                tokens[places] = self._last[theirs]
-            states = self._model.states(tokens, ragged, self._pool.keys, self._pool.values, layers)
-            for row in ordered:
-                if row.targets:
-                    self._score(row, states[ends[id(row)] + 1 - len(row.tokens) :])
-            if not sampled:
-                return Launched([], None)
-            logits = self._model.logits(states, self._indices([ends[id(row)] for row in sampled]))
-            choice = choose(
-                logits[:, : self._vocab],
-                [row.sampling for row in sampled],
-                [row.position for row in sampled],
-                [row.history for row in sampled],
-            )
-            self._remember(slots, choice.tokens)
-            choice.fetch()
-        self._sampling.update(slots)
-        return Launched(slots, choice)
-
-    def _remember(self, slots: list[int], tokens: torch.Tensor) -> None:
-        """Keep each slot's last token where the next step finds it."""
-        if (missing := max(slots) + 1 - len(self._last)) > 0:
-            room = max(missing, len(self._last))  # twice as many, so that growing is rare
-            self._last = torch.cat((self._last, torch.zeros(room, dtype=torch.int64, device=self._device)))
-        self._last[upload(slots, self._device)] = tokens
-
-    def _score(self, row: StepRow, states: Tensor) -> None:
-        """Leave a row its prompt's log-probabilities; a few tokens at a time, so that few logits are there at once."""
-        scores, top = [], row.sampling.prompt_logprobs or 0
-        for first in range(0, len(row.targets), SCORED_AT_ONCE):
-            targets = row.targets[first : first + SCORED_AT_ONCE]
-            logits = self._model.logits(states, self._indices(range(first, first + len(targets))))
-            scores.append(prompt_scores(logits[:, : self._vocab], targets, top))
-        row.prompt_scores = b"".join(scores)
-
-    def _indices(self, indices: Sequence[int]) -> Tensor:
-        return upload(list(indices), self._device, torch.int64)
+        return self._steps.collect(launched)
 
     def measure(self, step_tokens: int, rows: int) -> int:
         """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
@@ -192,8 +119,8 @@ class Runner:
         ``workers.largest``), through two layers: what they hold at once, all of them hold, though on the CPU gaps in
         the heap may add some. Done once for a configuration on a machine (see ``workers.workspace``).
         """
-        what = (self.weights_digest, self.layout, str(self._device), torch.get_num_threads(), torch.__version__)
-        found = remembered((*what, step_tokens, rows, SCORED_AT_ONCE), lambda: self._measure(step_tokens, rows))
+        what = (self.weights_digest, self.layout, self.kernels, torch.get_num_threads(), torch.__version__)
+        found = remembered((*what, step_tokens, rows), lambda: self._measure(step_tokens, rows))
         self.workspace_bytes = found
         return found
 
@@ -204,7 +131,7 @@ class Runner:
             touched = {block for row in step for block in row.blocks}
             self._pool.clear(sorted(touched))  # so that the pool's own pages are not counted again
             with self._peak() as peak:
-                self.collect(self._launch(step, layers=2))
+                self.collect(self._steps.launch(step, layers=2))
             peaks.append(peak.bytes)
         return max(peaks)
 
@@ -245,16 +172,6 @@ class Runner:
             self.step([StepRow(0, [0] * count, start, [0], True, 0, sampling)])
 
 
-def _slots(rows: Sequence[StepRow]) -> Iterator[int]:
-    """The slot of each token of a step."""
-    return (row.slot for row in rows for _ in row.tokens)
-
-
-def _begun(part: Part) -> Sequence[int]:
-    """The blocks whose first place this step writes."""
-    return part.table[-(-part.start // BLOCK_SIZE) : -(-(part.start + part.count) // BLOCK_SIZE)]
-
-
 def _keep_freed_memory() -> None:
     """Have the C library keep large freed blocks for the next layer instead of giving them back to the
     kernel.
@@ -268,7 +185,3 @@ def _keep_freed_memory() -> None:
     for parameter in (m_trim_threshold, m_mmap_threshold):
         assert libc.mallopt(parameter, (1 << 31) - 1) == 1, "glibc refused to keep freed memory"
 
-
-def _attention_order(row: StepRow) -> tuple[int, int]:
-    chunk = len(row.tokens) > 1
-    return (1, 0) if chunk else (0, padded_blocks(row.start + 1, BLOCK_SIZE))

@@ -13,7 +13,7 @@ from pathlib import Path
 from baton.workers.model.paths import cache_directory
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("runner.py", "sampler.py", "largest.py", "peak.py", "model/llama.py", "model/layers.py")
+SOURCES = ("runner.py", "sampler.py", "largest.py", "peak.py")
 
 
 def remembered(what: tuple[object, ...], measure: Callable[[], int]) -> int:
@@ -30,6 +30,7 @@ def remembered(what: tuple[object, ...], measure: Callable[[], int]) -> int:
 
 def _name(what: tuple[object, ...]) -> str:
     digest = hashlib.sha256(repr(what).encode())
-    for path in [*(HERE / source for source in SOURCES), *sorted((HERE.parent / "kernels").glob("*.py"))]:
+    kernels = [path for path in (HERE.parent / "kernels").rglob("*") if path.suffix in (".py", ".h", ".cpp")]
+    for path in [*(HERE / source for source in SOURCES), *sorted((HERE / "model").glob("*.py")), *sorted(kernels)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:32]

@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 
 from baton.workers.model.config import ModelConfig
+from baton.workers.model.huge import huge_bytes
 
-FORMAT_VERSION = 1  # raised whenever conversion or layout changes: old files are then no longer found
+FORMAT_VERSION = 2  # raised whenever conversion or layout changes: old files are then no longer found
 HEADER_BYTES_MAX = 64 << 20
 _ALIGNMENT = 64
 _PIECE_BYTES = 8 << 20
 _MAGIC = b"BATONWGT"
 _TRAILER = struct.Struct("<Q32s8s")
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "uint8": torch.uint8}
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -88,8 +89,11 @@ def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str
         raise
 
 
-def map_converted(path: Path) -> Converted | None:
-    """Map a converted file after checking every byte of it; None where it is absent or damaged."""
+def map_converted(path: Path, *, resident: bool = False) -> Converted | None:
+    """Map a converted file after checking every byte of it; None where it is absent or damaged.
+
+    ``resident`` reads it into memory of huge pages instead: what is read through every step wants few of them.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -110,8 +114,10 @@ def map_converted(path: Path) -> Converted | None:
     if header.data_bytes + length + _TRAILER.size != size:
         return None
     data = torch.from_file(str(path), shared=False, size=header.data_bytes, dtype=torch.uint8)
-    if _data_digest(data) != header.data_digest:
+    kept = huge_bytes(header.data_bytes) if resident else None
+    if _data_digest(data, kept) != header.data_digest:
         return None
+    data = data if kept is None else kept
     tensors = {place.name: _view(data, place) for place in header.tensors}
     return Converted(header.config, tensors, checksum.hex())
 
@@ -124,8 +130,18 @@ def _view(data: Tensor, place: Place) -> Tensor:
     return data[place.offset : place.offset + elements * dtype.itemsize].view(dtype).view(place.shape)
 
 
-def _data_digest(data: Tensor) -> str:
-    """SHA-256 of the SHA-256s of pieces: hashlib lets go of the interpreter, so all cores take part."""
+def _data_digest(data: Tensor, kept: Tensor | None = None) -> str:
+    """SHA-256 of the SHA-256s of pieces: hashlib lets go of the interpreter, so all cores take part.
+
+    Where there is a place to keep the data, each piece is copied there first, and what is there is what is checked.
+    """
+    pieces = list(torch.split(data, _PIECE_BYTES))
+    places = pieces if kept is None else list(torch.split(kept, _PIECE_BYTES))
+
+    def digest(piece: Tensor, place: Tensor) -> bytes:
+        if kept is not None:
+            place.copy_(piece)
+        return hashlib.sha256(place.numpy().data).digest()
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        pieces = pool.map(lambda piece: hashlib.sha256(piece.numpy().data).digest(), torch.split(data, _PIECE_BYTES))
-        return hashlib.sha256(b"".join(pieces)).hexdigest()
+        return hashlib.sha256(b"".join(pool.map(digest, pieces, places))).hexdigest()

@@ -6,15 +6,16 @@ This is the one seam between model files and the model. Everything wrong with a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from baton.kernels.packing import Blocks
 from baton.workers.model.config import ModelConfig, read_config
-from baton.workers.model.converted import FORMAT_VERSION, map_converted, write_converted
+from baton.workers.model.converted import FORMAT_VERSION, Converted, map_converted, write_converted
 from baton.workers.model.gguf import Header, ModelFileError, TensorEntry, read_header
 from baton.workers.model.llama import LayerWeights, Llama, LlamaWeights
 from baton.workers.model.paths import cache_directory
@@ -29,19 +30,7 @@ def load_model(path: Path, compute_dtype: torch.dtype, weights_dtype: torch.dtyp
     values, sums and logits are float32; the price is widening the weights again every step (see
     ``layers.Products``).
     """
-    cached = _cache_path(path, weights_dtype)
-    converted = map_converted(cached)
-    if converted is None:
-        header = read_header(path)
-        config = read_config(header)
-        _check_tensors(header, config)
-        try:
-            write_converted(cached, config, _convert(header, config, weights_dtype))
-        except OSError as error:
-            raise ModelFileError(cached, f"cannot write the converted weights: {error.strerror}") from error
-        converted = map_converted(cached)
-        if converted is None:
-            raise ModelFileError(cached, "the converted weights do not read back as written")
+    converted = converted_weights(path, str(weights_dtype), lambda *file: _convert(*file, weights_dtype))
     config = converted.config
     tensors = {name: tensor.to(device) for name, tensor in converted.tensors.items()}
     layers = tuple(
@@ -59,12 +48,41 @@ def load_model(path: Path, compute_dtype: torch.dtype, weights_dtype: torch.dtyp
     return Llama(config, weights, compute_dtype)
 
 
-def _cache_path(path: Path, weights_dtype: torch.dtype) -> Path:
+def converted_weights(
+    path: Path,
+    kind: str,
+    convert: Callable[[Header, ModelConfig], Iterable[tuple[str, Tensor]]],
+    *,
+    resident: bool = False,
+) -> Converted:
+    """What ``convert`` makes of a GGUF, from the cache where it was made before. ``kind`` names it there."""
+    cached = _cache_path(path, kind)
+    converted = map_converted(cached, resident=resident)
+    if converted is None:
+        header = read_header(path)
+        config = read_config(header)
+        _check_tensors(header, config)
+        try:
+            write_converted(cached, config, convert(header, config))
+        except OSError as error:
+            raise ModelFileError(cached, f"cannot write the converted weights: {error.strerror}") from error
+        converted = map_converted(cached, resident=resident)
+        if converted is None:
+            raise ModelFileError(cached, "the converted weights do not read back as written")
+    return converted
+
+
+def model_config(path: Path) -> ModelConfig:
+    """The configuration of a GGUF alone. Raises ``ModelFileError``."""
+    return read_config(read_header(path))
+
+
+def _cache_path(path: Path, kind: str) -> Path:
     try:
         state = path.stat()
     except OSError as error:
         raise ModelFileError(path, (error.strerror or str(error)).lower()) from error
-    identity = (str(path.resolve()), state.st_size, state.st_mtime_ns, str(weights_dtype), FORMAT_VERSION)
+    identity = (str(path.resolve()), state.st_size, state.st_mtime_ns, kind, FORMAT_VERSION)
     return cache_directory("weights") / f"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}.weights"
 
 
@@ -130,7 +148,7 @@ def _convert(header: Header, config: ModelConfig, dtype: torch.dtype) -> Iterato
     """The tensors of ``LlamaWeights`` by name, one at a time, so that only the largest is ever held in
     float32.
     """
-    read = _Reader(header)
+    read = Reader(header)
 
     def matrix(*parts: Tensor) -> Tensor:
         return torch.cat(parts).t().to(dtype).contiguous()
@@ -143,8 +161,8 @@ def _convert(header: Header, config: ModelConfig, dtype: torch.dtype) -> Iterato
         yield "rope_factors", read("rope_freqs.weight")
     for index in range(config.layers):
         source = f"blk.{index}."
-        query = _unpermuted(read(source + "attn_q.weight"), config.heads)
-        key = _unpermuted(read(source + "attn_k.weight"), config.kv_heads)
+        query = read(source + "attn_q.weight")[unpermutation(config.heads, config.head_dim)]
+        key = read(source + "attn_k.weight")[unpermutation(config.kv_heads, config.head_dim)]
         yield f"{index}.attn_norm", read(source + "attn_norm.weight").to(dtype)
         yield f"{index}.qkv", matrix(query, key, read(source + "attn_v.weight"))
         yield f"{index}.out", matrix(read(source + "attn_output.weight"))
@@ -153,13 +171,13 @@ def _convert(header: Header, config: ModelConfig, dtype: torch.dtype) -> Iterato
         yield f"{index}.down", matrix(read(source + "ffn_down.weight"))
 
 
-def _unpermuted(weight: Tensor, heads: int) -> Tensor:
+def unpermutation(heads: int, head_dim: int) -> Tensor:
     """GGUF's llama files pair neighbouring rows for rotation; the kernels pair row i with i + head_dim/2."""
-    return weight.view(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+    return torch.arange(heads * head_dim).view(heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
 
 
-class _Reader:
-    """Dequantises tensors of a file whose table has been checked."""
+class Reader:
+    """Reads tensors of a file whose table has been checked."""
 
     def __init__(self, header: Header) -> None:
         import numpy
@@ -168,18 +186,50 @@ class _Reader:
         self._bytes: Any = numpy.memmap(header.path, numpy.uint8, "r")  # Any: numpy's array types say nothing here
 
     def __call__(self, name: str) -> Tensor:
-        from gguf.constants import GGMLQuantizationType
+        """float32, dequantised."""
         from gguf.quants import dequantize
 
+        kind, stored = self._stored(name)
         entry = self._header.tensors[name]
-        kind = GGMLQuantizationType(entry.kind)
-        begin = self._header.data_offset + entry.offset
-        stored = self._bytes[begin : begin + _stored_bytes(self._header.path, name, entry)]
         try:
-            values = dequantize(stored.reshape(*entry.shape[:-1], -1), kind)
+            values = dequantize(stored, kind)
         except NotImplementedError as error:
             raise ModelFileError(self._header.path, f"tensor {name}: {kind.name} cannot be dequantised") from error
         tensor = torch.from_numpy(values.copy()).float()
-        if not torch.isfinite(tensor).all():
-            raise ModelFileError(self._header.path, f"tensor {name} holds non-finite numbers")
+        self._check(name, tensor)
         return tensor.view(entry.shape)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix in the blocks it comes in, as ``ggml-common.h`` lays them out; None where the kernels know no such."""
+        from gguf.constants import GGMLQuantizationType as Kind
+
+        kind, stored = self._stored(name)
+        if kind not in (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0):
+            return None
+        rows = stored.shape[0]
+        parts = torch.from_numpy(stored.copy()).view(rows, -1, {Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q8_0: 34}[kind])
+
+        def half(at: int) -> Tensor:
+            values = parts[:, :, at : at + 2].contiguous().view(torch.float16).view(rows, -1)
+            self._check(name, values)
+            return values
+
+        d = half(0)
+        if kind == Kind.Q8_0:
+            return Blocks(parts[:, :, 2:].contiguous().view(torch.int8).view(rows, -1), d, None)
+        m = half(2) if kind == Kind.Q4_1 else d * -8
+        nibbles = parts[:, :, -16:]
+        return Blocks(torch.cat((nibbles & 15, nibbles >> 4), 2).view(rows, -1), d, m)
+
+    def _stored(self, name: str) -> tuple[Any, Any]:
+        """Its storage type, and its bytes in rows."""
+        from gguf.constants import GGMLQuantizationType
+
+        entry = self._header.tensors[name]
+        begin = self._header.data_offset + entry.offset
+        stored = self._bytes[begin : begin + _stored_bytes(self._header.path, name, entry)]
+        return GGMLQuantizationType(entry.kind), stored.reshape(*entry.shape[:-1], -1)
+
+    def _check(self, name: str, values: Tensor) -> None:
+        if not torch.isfinite(values).all():
+            raise ModelFileError(self._header.path, f"tensor {name} holds non-finite numbers")
