@@ -109,6 +109,7 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "baton_attention": (None, (c_void_p, c_void_p, c_void_p, POINTER(Model), POINTER(Step), c_int32)),
     "baton_linear": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p, c_int32, c_void_p)),
     "baton_silu_linear": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p, c_int32, c_void_p)),
+    "baton_choose": (None, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
     "baton_linear_workspace_bytes": (c_uint64, (POINTER(Matrix), c_int32)),
 }
 

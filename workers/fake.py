@@ -82,6 +82,7 @@ class ScriptedRunner:
         self.token_ns = token_ns
         self.faulty = dict(faulty or {})
         self.asynchronous = asynchronous
+        self.kernels = "scripted"
         self.tokens_per_row_max = tokens_per_row_max
         self._cache = [0] * (blocks * block_tokens)
         self._last: dict[int, int] = {}  # each slot's last sampled token, as a device keeps it

@@ -51,6 +51,8 @@ class StepRunner(Protocol):
     def host_blocks(self) -> int: ...
     @property
     def swap_bytes_per_s(self) -> int: ...
+    @property
+    def kernels(self) -> str: ...  # what computes, in words for the log
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
 
@@ -296,6 +298,7 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     loop = StepLoop(process, runner, core, step_s, group)
     process.hear("plans", loop.plans_came)
     process.run_core(Greeter(hello, core, group), {})
-    process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
+    detail = {"kernels": runner.kernels, "weights": digest, "kv_blocks": str(layout.blocks)}
+    process.ready({**detail, "kv_block_bytes": str(layout.block_bytes)})
     await process.halted.wait()
     await loop.stop()

@@ -184,4 +184,3 @@ def _keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     for parameter in (m_trim_threshold, m_mmap_threshold):
         assert libc.mallopt(parameter, (1 << 31) - 1) == 1, "glibc refused to keep freed memory"
-

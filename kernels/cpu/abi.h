@@ -107,4 +107,6 @@ void baton_linear(void *team, const struct BatonMatrix *, const uint16_t *x, flo
 void baton_silu_linear(void *team, const struct BatonMatrix *, const uint16_t *x, uint16_t *out, int32_t rows,
                        void *workspace);                                      // out [rows][out / 2]
 uint64_t baton_linear_workspace_bytes(const struct BatonMatrix *, int32_t rows);
+void baton_choose(const float *logits, int32_t rows, int32_t stride, int32_t vocab, const struct BatonDraw *,
+                  struct BatonChoice *, float *workspace);                    // workspace [2][vocab + 32]
 }

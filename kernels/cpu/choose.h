@@ -127,6 +127,7 @@ static inline int32_t draw_token(const float *logits, long vocab, float peak, co
   const __m512 least = _mm512_set1_ps(floor);
   double *masses = (double *)room.likely, mass = 0;
   const long chunks = ceil_div(vocab, MASS_CHUNK);
+  long final = 0;  // the last chunk that keeps anything
   for (long chunk = 0; chunk < chunks; chunk++) {
     const long end = std::min((chunk + 1) * MASS_CHUNK, vocab);
     __m512d low = _mm512_setzero_pd(), high = low;
@@ -138,10 +139,11 @@ static inline int32_t draw_token(const float *logits, long vocab, float peak, co
       high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(kept, 1)));
     }
     mass += masses[chunk] = _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+    if (masses[chunk] > 0) final = chunk;
   }
   double left = draw.number * mass;
   long chunk = 0;
-  while (chunk + 1 < chunks && left >= masses[chunk]) left -= masses[chunk++];
+  while (chunk < final && left >= masses[chunk]) left -= masses[chunk++];
   int32_t last = 0;
   for (long i = chunk * MASS_CHUNK; i < vocab; i++) {
     if (!(room.weights[i] >= floor) || room.weights[i] == 0.f) continue;

@@ -378,4 +378,13 @@ void baton_silu_linear(void *team, const BatonMatrix *matrix, const uint16_t *x,
                        void *workspace) {
   linear(team, *matrix, x, rows, workspace, {Target::SILU_BF16, out, matrix->out / 2});
 }
+
+void baton_choose(const float *logits, int32_t rows, int32_t stride, int32_t vocab, const BatonDraw *draws,
+                  BatonChoice *choices, float *workspace) {
+  const DrawRoom room{workspace, workspace + ceil_div(vocab, 16) * 16 + 16};
+  for (long row = 0; row < rows; row++) {
+    const float *its = logits + row * stride;
+    choices[row] = choose(see(its, 0, vocab), its, vocab, draws[row], room);
+  }
+}
 }

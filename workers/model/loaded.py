@@ -53,9 +53,7 @@ class Loaded:
     steps: Callable[[KvPool, int], Steps]
 
 
-def load_for(
-    path: Path, *, dtype: str, weights: str, kernels: Kernels, device: torch.device, threads: int
-) -> Loaded:
+def load_for(path: Path, *, dtype: str, weights: str, kernels: Kernels, device: torch.device, threads: int) -> Loaded:
     """Load the weights of a GGUF for the best kernels there are. Raises ``ModelFileError``, ``KernelsUnavailable``."""
     try:
         if kernels == "torch":

@@ -27,9 +27,7 @@ class NativeSteps:
 
     asynchronous = False
 
-    def __init__(
-        self, weights: PackedWeights, library: ctypes.CDLL, team: Team, pool: KvPool, vocab: int
-    ) -> None:
+    def __init__(self, weights: PackedWeights, library: ctypes.CDLL, team: Team, pool: KvPool, vocab: int) -> None:
         self._model = NativeLlama(weights, library, team, pool.keys, pool.values)
         self._vocab = vocab
 

@@ -63,7 +63,9 @@ def unfit(config: ModelConfig) -> str | None:
 
 def load_packed(path: Path, weights: str) -> PackedWeights:
     """The weights of a GGUF, held as ``weights`` says. Raises ``ModelFileError``."""
-    converted = converted_weights(path, f"packed {weights}", lambda *file: _convert(*file, weights), resident=True)
+    converted = converted_weights(
+        path, f"packed {weights}", lambda header, config: _convert(header, config, weights), resident=True
+    )
     tensors = converted.tensors
     matrices, vectors = dict[str, PackedMatrix](), dict[str, Tensor]()
     for name, tensor in tensors.items():
@@ -83,7 +85,7 @@ def _convert(header: Header, config: ModelConfig, weights: str) -> Iterator[tupl
         return values if weights == "native" else values.to(torch.bfloat16).float()  # as the other kernels hold it
 
     def matrix(name: str, *sources: str, order: Tensor | None = None) -> tuple[str, Tensor]:
-        """Matrices under one another, then in another ``order`` of rows; in blocks where all have blocks of one kind."""
+        """Matrices under one another, then in another ``order`` of rows; in blocks where all have them of one kind."""
         blocks = [read.blocks(source) for source in sources] if weights == "native" else []
         weight: Tensor | Blocks
         if blocks and all(blocks) and len({block.kind for block in blocks if block is not None}) == 1:

@@ -30,7 +30,9 @@ def load_model(path: Path, compute_dtype: torch.dtype, weights_dtype: torch.dtyp
     values, sums and logits are float32; the price is widening the weights again every step (see
     ``layers.Products``).
     """
-    converted = converted_weights(path, str(weights_dtype), lambda *file: _convert(*file, weights_dtype))
+    converted = converted_weights(
+        path, str(weights_dtype), lambda header, config: _convert(header, config, weights_dtype)
+    )
     config = converted.config
     tensors = {name: tensor.to(device) for name, tensor in converted.tensors.items()}
     layers = tuple(
@@ -200,7 +202,7 @@ class Reader:
         return tensor.view(entry.shape)
 
     def blocks(self, name: str) -> Blocks | None:
-        """A matrix in the blocks it comes in, as ``ggml-common.h`` lays them out; None where the kernels know no such."""
+        """A matrix in the blocks it comes in (llama.cpp, ``ggml-common.h``); None where the kernels know no such."""
         from gguf.constants import GGMLQuantizationType as Kind
 
         kind, stored = self._stored(name)
