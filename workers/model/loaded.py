@@ -1,4 +1,4 @@
-"""Which kernels compute a model here: the C++ ones where processor, compiler, model and settings allow it, else torch's.
+"""Which kernels compute a model here: the C++ ones where processor, compiler, model and settings allow, else torch's.
 
 The choice is made once, at start; ``kernels`` of what is loaded says in words what it was, and why.
 """

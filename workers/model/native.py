@@ -1,7 +1,7 @@
 """The Llama family in one C++ call a step: what goes into the call, the memory it works in, what comes out.
 
-It computes rows it is given and chooses tokens in the common case; it knows no request and no file. Rows are independent:
-a row's tokens do not depend on the rows beside it, in bfloat16 as in float32.
+It computes rows it is given and chooses tokens in the common case; it knows no request and no file. Rows are
+independent: a row's tokens do not depend on the rows beside it, in bfloat16 as in float32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ assert CHOICE.itemsize == ctypes.sizeof(Choice)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``choices`` are of dtype ``CHOICE``, ``[wanted]``; ``logits`` is float32 ``[wanted, vocab]``, until the next call."""
+    """``choices``, ``[wanted]`` of dtype ``CHOICE``; ``logits``, float32 ``[wanted, vocab]``, last until the next call."""
 
     choices: np.ndarray
     logits: Tensor
@@ -46,7 +46,7 @@ class NativeLlama:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> None:
-        """``keys`` and ``values`` are the pool of each layer, of ``block_size * kv_heads * head_dim`` bfloat16 a block."""
+        """``keys`` and ``values`` are each layer's pool, ``block_size * kv_heads * head_dim`` bfloat16 a block."""
         self.config = config = weights.config
         self._library, self._team = library, team
         factors = weights.vectors.get("rope_factors")
