@@ -22,6 +22,7 @@ ABI = 1  # BATON_ABI of cpu/abi.h
 PANEL = 32
 HEAD_DIMS = (64, 80, 128, 256)
 BF16, INT8, Q8, Q4 = range(4)  # BatonKind
+PHASES = ("embed", "qkv", "attention", "output", "gate and up", "down", "head")  # BatonPhase
 #: what the instructions used need, as /proc/cpuinfo names it
 NEEDED_FLAGS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
 #: GCC warns of its own headers' undefined operands
@@ -93,7 +94,9 @@ class Step(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("tokens", "parts", "wanted", "layers", "vocab", "reserved")),
-        *((name, c_void_p) for name in ("ids", "part", "blocks", "rows", "draw", "logits", "choice", "workspace")),
+        *((name, c_void_p) for name in ("ids", "part", "blocks", "rows", "draw", "logits", "choice")),
+        ("workspace", c_void_p),
+        ("seconds", c_void_p),
     )
 
 
@@ -110,6 +113,8 @@ _PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "baton_linear": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p, c_int32, c_void_p)),
     "baton_silu_linear": (None, (c_void_p, POINTER(Matrix), c_void_p, c_void_p, c_int32, c_void_p)),
     "baton_choose": (None, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_void_p)),
+    "baton_probe_reads": (c_double, (c_void_p, c_void_p, c_uint64)),
+    "baton_probe_sums": (c_double, (c_int32,)),
     "baton_linear_workspace_bytes": (c_uint64, (POINTER(Matrix), c_int32)),
 }
 

@@ -112,6 +112,10 @@ class Runner:
         """Wait for a step; what it sampled."""
         return self._steps.collect(launched)
 
+    def phases_s(self) -> dict[str, float]:
+        """Seconds by part of a step, summed since this was asked last; nothing where the kernels do not tell."""
+        return self._steps.phases_s()
+
     def measure(self, step_tokens: int, rows: int) -> int:
         """The most memory beyond weights and pool that a step takes, in bytes; before anything is in the pool.
 

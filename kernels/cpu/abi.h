@@ -21,6 +21,9 @@ enum BatonKind {
                    // d[32] and m[32]: a weight is d * q + m; groups of 32
 };
 
+// The parts of a step by which its time is told; each includes what prepares it.
+enum BatonPhase { BATON_EMBED, BATON_QKV, BATON_ATTENTION, BATON_OUTPUT, BATON_GATE_UP, BATON_DOWN, BATON_HEAD, BATON_PHASES };
+
 extern "C" {
 
 struct BatonMatrix {
@@ -81,6 +84,7 @@ struct BatonStep {
   float *logits;                  // out: [wanted][out of the head, padded]
   struct BatonChoice *choice;     // out: [wanted]
   void *workspace;                // of baton_workspace_bytes; begins with the states, float32 [tokens][hidden]
+  double *seconds;                // out: [BATON_PHASES] are added to, or null
 };
 
 int32_t baton_abi(void);
@@ -107,6 +111,10 @@ void baton_linear(void *team, const struct BatonMatrix *, const uint16_t *x, flo
 void baton_silu_linear(void *team, const struct BatonMatrix *, const uint16_t *x, uint16_t *out, int32_t rows,
                        void *workspace);                                      // out [rows][out / 2]
 uint64_t baton_linear_workspace_bytes(const struct BatonMatrix *, int32_t rows);
+// What this machine can do at most: bytes read a second by the team from `size` bytes; and multiplications and additions
+// a second of one processor, of bfloat16 or, with `int8`, of bytes.
+double baton_probe_reads(void *team, const void *bytes, uint64_t size);
+double baton_probe_sums(int32_t int8);
 void baton_choose(const float *logits, int32_t rows, int32_t stride, int32_t vocab, const struct BatonDraw *,
                   struct BatonChoice *, float *workspace);                    // workspace [2][vocab + 32]
 }

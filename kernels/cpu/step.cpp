@@ -13,6 +13,7 @@
 #include "rms_norm.h"
 #include "rope.h"
 #include "team.h"
+#include "watch.h"
 
 namespace baton {
 namespace {
@@ -109,12 +110,21 @@ struct Step {
   const BatonStep &s;
   Workspace room;
   int items = 0;
+  double marked = 0;
   bool whole_parts = true;  // every part's rows are one item
 
   Step(Team &team, const BatonModel &m, const BatonStep &s)
       : team(team), m(m), s(s), room(m, s.tokens, s.wanted, team.size(), s.workspace) {
     for (int layer = 0; layer <= m.layers; layer++) new (&room.taken[layer]) std::atomic<int32_t>(0);
     list_items();
+  }
+
+  // Ends a phase, as member 0 sees it.
+  void mark(int me, BatonPhase phase) {
+    if (s.seconds == nullptr || me != 0) return;
+    const double now = seconds_now();
+    s.seconds[phase] += now - marked;
+    marked = now;
   }
 
   int group() const { return m.heads / m.kv_heads; }
@@ -128,28 +138,37 @@ struct Step {
   }
 
   void member(int me) {
+    if (me == 0) marked = seconds_now();
     const Range mine(s.tokens, me, team.size());
     embed(mine);
-    find_angles(mine, me);
+    find_angles(mine);
     team.barrier();
+    mark(me, BATON_EMBED);
     for (int index = 0; index < s.layers; index++) {
       const BatonLayer &layer = m.layer[index];
       const Activations x = normed(layer.attention_norm, layer.qkv, me);
       multiply(layer.qkv, x, s.tokens, {Target::STORE_BF16, room.qkv, qkv_width(m)}, me, team.size());
       team.barrier();
+      mark(me, BATON_QKV);
       attention(layer, room.qkv, room.attended, index, me);
       team.barrier();
+      mark(me, BATON_ATTENTION);
       const Activations seen = prepared(room.attended, layer.output, me);
       multiply(layer.output, seen, s.tokens, {Target::ADD_F32, room.states, m.hidden}, me, team.size());
       team.barrier();
+      mark(me, BATON_OUTPUT);
       const Activations h = normed(layer.ffn_norm, layer.gate_up, me);
       multiply(layer.gate_up, h, s.tokens, {Target::SILU_BF16, room.active, m.intermediate}, me, team.size());
       team.barrier();
+      mark(me, BATON_GATE_UP);
       const Activations active = prepared(room.active, layer.down, me);
       multiply(layer.down, active, s.tokens, {Target::ADD_F32, room.states, m.hidden}, me, team.size());
       team.barrier();
+      mark(me, BATON_DOWN);
     }
     head(me);
+    team.barrier();
+    mark(me, BATON_HEAD);
   }
 
   void embed(const Range &mine) {
@@ -161,7 +180,7 @@ struct Step {
   }
 
   // Every member looks at all parts, and computes the angles of its own tokens.
-  void find_angles(const Range &mine, int) {
+  void find_angles(const Range &mine) {
     for (int index = 0; index < s.parts; index++) {
       const BatonPart &part = s.part[index];
       const long begin = std::max<long>(mine.begin, part.first), end = std::min<long>(mine.end, part.first + part.count);
@@ -332,7 +351,7 @@ void baton_rms_norm(const float *x, const float *weight, uint16_t *out, int32_t 
 void baton_rope_store(uint16_t *qkv, const BatonModel *m, const BatonStep *s, int32_t layer) {
   Team alone(1);
   Step step(alone, *m, *s);
-  step.find_angles(Range(s->tokens, 0, 1), 0);
+  step.find_angles(Range(s->tokens, 0, 1));
   for (int part = 0; part < s->parts; part++)
     for (int token = 0; token < s->part[part].count; token++)
       for (int head = 0; head < m->kv_heads; head++)
@@ -343,7 +362,7 @@ void baton_attention(void *team, uint16_t *qkv, uint16_t *out, const BatonModel 
                      int32_t layer) {
   Step step(*static_cast<Team *>(team), *m, *s);
   step.team.run([&](int me) {
-    step.find_angles(Range(s->tokens, me, step.team.size()), me);
+    step.find_angles(Range(s->tokens, me, step.team.size()));
     step.team.barrier();
     step.attention(m->layer[layer], qkv, out, layer, me);
   });

@@ -67,7 +67,12 @@ class Llama:
             TABLE_ROWS * config.hidden,
             *(matrix.numel() for layer in weights.layers[:1] for matrix in (layer.qkv, layer.gate_up, layer.down)),
         )
-        self._products = Products(widest, self.device)
+        self._products = products = Products(widest, self.device, dtype)
+        self._held = [
+            tuple(products.hold(matrix) for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down))
+            for layer in weights.layers
+        ]
+        self._head = products.hold_table(weights.head)
         self._attn_norms = [layer.attn_norm.float() for layer in weights.layers]
         self._ffn_norms = [layer.ffn_norm.float() for layer in weights.layers]
         self._norm = weights.norm.float()
@@ -90,18 +95,18 @@ class Llama:
         tokens, heads, kv_heads = ids.shape[0], config.heads, config.kv_heads
         cos, sin = self._rope.tables(ragged.positions)
         x = functional.embedding(ids, self.weights.embedding).float()
-        for index, layer in enumerate(self.weights.layers[:layers]):
+        for index, (fused, out, gate_up, down) in enumerate(self._held[:layers]):
             h = rms_norm(x, self._attn_norms[index], eps, self.dtype)
-            qkv = project(h, layer.qkv).view(tokens, heads + 2 * kv_heads, config.head_dim)
+            qkv = project(h, fused).view(tokens, heads + 2 * kv_heads, config.head_dim)
             qk = rope(qkv[:, : heads + kv_heads], cos, sin)
             store_kv(qk[:, heads:], qkv[:, heads + kv_heads :], keys[index], values[index], ragged.slots)
             seen = paged_attention(qk[:, :heads], keys[index], values[index], ragged)
-            x += project(seen.view(tokens, -1), layer.out)
+            x += project(seen.view(tokens, -1), out)
             h = rms_norm(x, self._ffn_norms[index], eps, self.dtype)
-            x += project(silu_mul(project(h, layer.gate_up)), layer.down)
+            x += project(silu_mul(project(h, gate_up)), down)
         return x
 
     def logits(self, states: Tensor, wanted: Tensor) -> Tensor:
         """float32 ``[wanted, vocab]`` of the tokens at these indices of a step's ``states``."""
         last = rms_norm(states.index_select(0, wanted), self._norm, self.config.rms_eps, self.dtype)
-        return self._products.logits(last, self.weights.head)
+        return self._products.logits(last, self._head)

@@ -40,6 +40,7 @@ class Steps(Protocol):
 
     def launch(self, rows: Sequence[StepRow], layers: int | None = None) -> Any: ...  # a handle, its own
     def collect(self, launched: Any) -> list[Sampled]: ...
+    def phases_s(self) -> dict[str, float]: ...  # seconds by part of a step since last asked, where that is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import StepRow
-from baton.kernels.native import PANEL, Choice, Draw, Layer, Matrix, Model, Step, Team
+from baton.kernels.native import PANEL, PHASES, Choice, Draw, Layer, Matrix, Model, Step, Team
 from baton.workers.model.huge import huge_bytes
 from baton.workers.model.packed import PackedMatrix, PackedWeights
 from baton.workers.model.rope import frequencies
@@ -29,7 +29,7 @@ assert CHOICE.itemsize == ctypes.sizeof(Choice)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``choices``, ``[wanted]`` of dtype ``CHOICE``; ``logits``, float32 ``[wanted, vocab]``, last till the next call."""
+    """``choices`` is ``[wanted]`` of dtype ``CHOICE``; ``logits``, float32 ``[wanted, vocab]``, till the next call."""
 
     choices: np.ndarray
     logits: Tensor
@@ -88,6 +88,7 @@ class NativeLlama:
         self._workspace = huge_bytes(0)
         self._logits = torch.empty(0, -(-config.vocab // PANEL) * PANEL)
         self._last: Step | None = None
+        self._seconds = np.zeros(len(PHASES))
 
     def step(self, rows: Sequence[StepRow], draws: np.ndarray, vocab: int, layers: int | None = None) -> Outcome:
         """Compute ``rows``; a token is chosen after each that samples, by its own of ``draws`` (of dtype ``DRAW``).
@@ -114,6 +115,12 @@ class NativeLlama:
         )
         return self._call(self._library.baton_step, step, wanted, draws)
 
+    def phases_s(self) -> dict[str, float]:
+        """Seconds by part of a step, summed over all steps since this was asked last."""
+        seconds = dict(zip(PHASES, self._seconds.tolist(), strict=True))
+        self._seconds[:] = 0
+        return seconds
+
     def more_logits(self, rows: np.ndarray) -> Outcome:
         """Logits after further tokens of the last step, by their index in it; the likeliest is chosen."""
         assert self._last is not None
@@ -128,7 +135,7 @@ class NativeLlama:
         self._make_room(step.tokens, len(wanted))
         step.wanted, step.rows, step.draw = len(wanted), wanted.ctypes.data, draws.ctypes.data
         step.logits, step.choice = self._logits.data_ptr(), choices.ctypes.data
-        step.workspace = self._workspace.data_ptr()
+        step.workspace, step.seconds = self._workspace.data_ptr(), self._seconds.ctypes.data
         function(self._team.handle, ctypes.byref(self._model), ctypes.byref(step))
         self._last = step
         return Outcome(choices, self._logits[: len(wanted), : step.vocab])

@@ -55,6 +55,10 @@ class NativeSteps:
                 first += len(row.tokens)
         return answers
 
+    def phases_s(self) -> dict[str, float]:
+        """See ``NativeLlama.phases_s``."""
+        return self._model.phases_s()
+
     def collect(self, launched: list[Sampled]) -> list[Sampled]:
         """What was chosen."""
         return launched

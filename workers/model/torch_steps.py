@@ -43,6 +43,10 @@ class TorchSteps:
         self._last = torch.zeros(0, dtype=torch.int64, device=self._device)  # by slot
         self._sampling: Counter[int] = Counter()  # slots that launched steps sample for, which were not collected
 
+    def phases_s(self) -> dict[str, float]:
+        """Torch does not tell."""
+        return {}
+
     def collect(self, launched: Launched) -> list[Sampled]:
         """Wait for a step; what it sampled."""
         self._sampling -= Counter(launched.slots)
