@@ -1,8 +1,8 @@
 """How long a step of the model takes, without a server around it, beside what the machine could do at most.
 
 ``python -m baton.ops.bench.steps``: decoding steps of some sizes and whole prompts, for each way of holding weights.
-The limit is the larger of two times: that of reading all weights and the context's keys and values once, and that of all
-multiplications and additions; both with the machine's peaks as measured in the same run.
+The limit is the larger of two times: that of reading all weights and the context's keys and values once, and that of
+all multiplications and additions; both with the machine's peaks as measured in the same run.
 """
 
 from __future__ import annotations
