@@ -7,6 +7,7 @@ namespace {
 
 constexpr int BLOCK = BATON_BLOCK_TOKENS;
 constexpr int TILE_BLOCKS = ATTENTION_TILE / BLOCK;
+constexpr int KEYS_AHEAD = 2;  // blocks
 
 // A tile's blocks: `count` of them, from the sequence's block number `first` on.
 struct Tile {
@@ -14,6 +15,7 @@ struct Tile {
   const int32_t *table;
   size_t stride;
   int count;
+  Upcoming next;
 
   const bf16 *key(int block) const { return keys + table[block] * stride; }
   const bf16 *value(int block) const { return values + table[block] * stride; }
@@ -23,10 +25,12 @@ struct Tile {
 template <int ROWS, int BLOCKS>
 BATON_INLINE void score_blocks(const bf16 *const *query, const Tile &tile, int block, int pairs, __m512 scale,
                                float (*scores)[ATTENTION_TILE]) {
-  const bf16 *key[BLOCKS], *next[BLOCKS];
+  // Keys of some blocks further on are fetched ahead, and values of these, which are wanted soon.
+  const bf16 *key[BLOCKS], *next[BLOCKS], *value[BLOCKS];
   for (int b = 0; b < BLOCKS; b++) {
     key[b] = tile.key(block + b);
-    next[b] = block + BLOCKS + b < tile.count ? tile.key(block + BLOCKS + b) : key[b];
+    next[b] = tile.key(block + KEYS_AHEAD + b < tile.count ? block + KEYS_AHEAD + b : block + b);
+    value[b] = tile.value(block + b);
   }
   __m512 sum[ROWS][BLOCKS];
 #pragma GCC unroll 12
@@ -39,6 +43,7 @@ BATON_INLINE void score_blocks(const bf16 *const *query, const Tile &tile, int b
     for (int b = 0; b < BLOCKS; b++) {
       k[b] = _mm512_load_si512(key[b] + pair * 32);
       prefetch(next[b] + pair * 32);
+      prefetch(value[b] + pair * 32);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++) {
@@ -113,7 +118,8 @@ void weigh(int row, int seen, int blocks, AttentionScratch &s) {
   s.peak[row] = seen ? peak : s.peak[row];
 }
 
-// Adds the tile's weighted values to ROWS rows' sums; COLUMNS vectors make a head.
+// Adds the tile's weighted values to ROWS rows' sums; COLUMNS vectors make a head. Values are at hand by now, so the first
+// rows fetch the keys that come next: as many lines a block as there are of values.
 template <int COLUMNS, int ROWS>
 void add_values(int at, const Tile &tile, AttentionScratch &s) {
   __m512 sum[ROWS][COLUMNS];
@@ -124,7 +130,8 @@ void add_values(int at, const Tile &tile, AttentionScratch &s) {
     for (int c = 0; c < COLUMNS; c++) sum[r][c] = _mm512_mul_ps(_mm512_load_ps(s.sums[at + r] + c * 16), fade);
   }
   for (int b = 0; b < tile.count; b++) {
-    const bf16 *value = tile.value(b), *next = tile.value(b + 1 < tile.count ? b + 1 : b);
+    const bf16 *value = tile.value(b), *next = value;
+    if (at == 0 && b < tile.next.count) next = tile.next.keys + tile.next.table[b] * tile.stride;
     for (int pair = 0; pair < BLOCK / 2; pair++, value += COLUMNS * 32, next += COLUMNS * 32) {
       __m512i weight[ROWS];
 #pragma GCC unroll 6
@@ -159,7 +166,7 @@ struct Values {
 }  // namespace
 
 void attend(const AttentionRows &rows, const bf16 *keys, const bf16 *values, const int32_t *table, size_t stride,
-            int head_dim, AttentionScratch &s) {
+            int head_dim, const Upcoming &upcoming, AttentionScratch &s) {
   const __m512 scale = _mm512_set1_ps(LOG2_E / sqrtf((float)head_dim));
   int longest = 0;
   for (int r = 0; r < rows.count; r++) {
@@ -171,7 +178,9 @@ void attend(const AttentionRows &rows, const bf16 *keys, const bf16 *values, con
   const int blocks = (int)ceil_div(longest, BLOCK);
   for (int first = 0; first < blocks; first += TILE_BLOCKS) {
     const int count = blocks - first < TILE_BLOCKS ? blocks - first : TILE_BLOCKS;
-    const Tile tile{keys, values, table + first, stride, count};
+    const int after = first + count, more = blocks - after < TILE_BLOCKS ? blocks - after : TILE_BLOCKS;
+    const Upcoming next = more > 0 ? Upcoming{keys, table + after, more} : upcoming;
+    const Tile tile{keys, values, table + first, stride, count, next};
     in_runs<Score, 12>(rows.count, rows, tile, head_dim / 2, scale, s);
     for (int r = 0; r < rows.count; r++) {
       const int seen = rows.seen[r] - first * BLOCK;

@@ -21,6 +21,13 @@ struct alignas(64) AttentionScratch {
   float peak[ATTENTION_ROWS], total[ATTENTION_ROWS], fade[ATTENTION_ROWS];
 };
 
+// Keys that are wanted after these rows, to be fetched meanwhile: `count` blocks of a table, maybe none.
+struct Upcoming {
+  const bf16 *keys;
+  const int32_t *table;
+  int count;
+};
+
 // Up to ATTENTION_ROWS rows of one sequence and one KV head.
 struct AttentionRows {
   int count;
@@ -31,6 +38,6 @@ struct AttentionRows {
 
 // `keys` and `values` point at the KV head within block 0, blocks lie `stride` elements apart.
 void attend(const AttentionRows &, const bf16 *keys, const bf16 *values, const int32_t *table, size_t stride,
-            int head_dim, AttentionScratch &);
+            int head_dim, const Upcoming &, AttentionScratch &);
 
 }  // namespace baton

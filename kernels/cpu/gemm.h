@@ -59,33 +59,51 @@ constexpr size_t panel_bytes(int kind, int in) {
   }
 }
 
-// How far ahead of use weights are fetched; they are read once a step, in one long stream.
-constexpr int AHEAD_BYTES = 4096;
+// What a tile fetches ahead of use, along its own way through the panel. Weights are read once a step, in one long stream:
+// a panel's only tile fetches what it needs itself a little later, and where there are several each fetches its part of the
+// next panel, so that memory is read all the time.
+struct Ahead {
+  static constexpr int NEAR_BYTES = 4096;
+  const char *base;
+  int tiles;
+
+  Ahead(const void *panel, size_t bytes, int tile, int tiles)
+      : base((const char *)panel + (tiles == 1 ? NEAR_BYTES : bytes + bytes * tile / tiles)), tiles(tiles) {}
+
+  // When 128 bytes at `offset` of the panel are used.
+  void fetch(size_t offset) const {
+    const char *at = base + offset / (unsigned)tiles;
+    prefetch(at);
+    prefetch(at + 64);
+  }
+};
 
 void multiply_bf16(const Activations &, const void *panel, int in, int first, int rows, int column, const Target &);
 void multiply_int8(const Activations &, const void *panel, int in, int first, int rows, int column, const Target &);
 void multiply_q8(const Activations &, const void *panel, int in, int first, int rows, int column, const Target &);
 void multiply_q4(const Activations &, const void *panel, int in, int first, int rows, int column, const Target &);
 
-// Splits `rows` from `first` into even runs of at most MOST and calls F<run>::run(first of the run, args...).
+// Splits `rows` from `first` into even runs of at most MOST and calls F<run>::run(first of the run, what it fetches ahead,
+// args...).
 template <template <int> class F, int MOST, typename... Args>
-BATON_INLINE void in_tiles(int first, int rows, Args &&...args) {
+BATON_INLINE void in_tiles(int first, int rows, const void *panel, size_t bytes, const Args &...args) {
   const int tiles = (int)ceil_div(rows, MOST);
   for (int t = 0; t < tiles; t++) {
     const int begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
+    const Ahead ahead(panel, bytes, t, tiles);
     switch (end - begin) {
-      case 1: F<1>::run(begin, args...); break;
-      case 2: F<2>::run(begin, args...); break;
-      case 3: F<3>::run(begin, args...); break;
-      case 4: F<4>::run(begin, args...); break;
-      case 5: F<MOST < 5 ? 1 : 5>::run(begin, args...); break;
-      case 6: F<MOST < 6 ? 1 : 6>::run(begin, args...); break;
-      case 7: F<MOST < 7 ? 1 : 7>::run(begin, args...); break;
-      case 8: F<MOST < 8 ? 1 : 8>::run(begin, args...); break;
-      case 9: F<MOST < 9 ? 1 : 9>::run(begin, args...); break;
-      case 10: F<MOST < 10 ? 1 : 10>::run(begin, args...); break;
-      case 11: F<MOST < 11 ? 1 : 11>::run(begin, args...); break;
-      default: F<MOST < 12 ? 1 : 12>::run(begin, args...);
+      case 1: F<1>::run(begin, ahead, args...); break;
+      case 2: F<2>::run(begin, ahead, args...); break;
+      case 3: F<3>::run(begin, ahead, args...); break;
+      case 4: F<4>::run(begin, ahead, args...); break;
+      case 5: F<MOST < 5 ? 1 : 5>::run(begin, ahead, args...); break;
+      case 6: F<MOST < 6 ? 1 : 6>::run(begin, ahead, args...); break;
+      case 7: F<MOST < 7 ? 1 : 7>::run(begin, ahead, args...); break;
+      case 8: F<MOST < 8 ? 1 : 8>::run(begin, ahead, args...); break;
+      case 9: F<MOST < 9 ? 1 : 9>::run(begin, ahead, args...); break;
+      case 10: F<MOST < 10 ? 1 : 10>::run(begin, ahead, args...); break;
+      case 11: F<MOST < 11 ? 1 : 11>::run(begin, ahead, args...); break;
+      default: F<MOST < 12 ? 1 : 12>::run(begin, ahead, args...);
     }
   }
 }

@@ -6,7 +6,7 @@ namespace {
 
 template <int ROWS>
 struct Tile {
-  static void run(int first, const Activations &x, const bf16 *panel, int in, int column, const Target &target) {
+  static void run(int first, const Ahead &ahead, const Activations &x, const bf16 *panel, int in, int column, const Target &target) {
     const bf16 *a = x.plain + (size_t)first * in;
     __m512 sum[ROWS][2];
 #pragma GCC unroll 12
@@ -14,8 +14,7 @@ struct Tile {
     for (int pair = 0; pair < in / 2; pair++) {
       const bf16 *w = panel + pair * 64;
       const __m512i w0 = _mm512_load_si512(w), w1 = _mm512_load_si512(w + 32);
-      prefetch((const char *)w + AHEAD_BYTES);
-      prefetch((const char *)w + AHEAD_BYTES + 64);
+      ahead.fetch((size_t)pair * 128);
 #pragma GCC unroll 12
       for (int r = 0; r < ROWS; r++) {
         const __m512i v = spread(a + (size_t)r * in + 2 * pair);
@@ -32,7 +31,7 @@ struct Tile {
 
 void multiply_bf16(const Activations &x, const void *panel, int in, int first, int rows, int column,
                    const Target &target) {
-  in_tiles<Tile, 12>(first, rows, x, (const bf16 *)panel, in, column, target);
+  in_tiles<Tile, 12>(first, rows, panel, panel_bytes(BATON_BF16, in), x, (const bf16 *)panel, in, column, target);
 }
 
 }  // namespace baton

@@ -10,7 +10,7 @@ constexpr int GROUP = 32, GROUP_BYTES = GROUP / 2 * BATON_PANEL + BATON_PANEL * 
 
 template <int ROWS>
 struct Tile {
-  static void run(int first, const Activations &x, const uint8_t *panel, int in, int column, const Target &target) {
+  static void run(int first, const Ahead &ahead, const Activations &x, const uint8_t *panel, int in, int column, const Target &target) {
     const int groups = in / GROUP;
     const int8_t *values = x.quantised.values + (size_t)first * in;
     const float *scales = x.quantised.scales + (size_t)first * groups;
@@ -21,7 +21,7 @@ struct Tile {
     for (int r = 0; r < ROWS; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
     const uint8_t *w = panel;
     for (int group = 0; group < groups; group++, w += GROUP_BYTES) {
-      for (int i = 0; i < GROUP_BYTES; i += 64) prefetch(w + AHEAD_BYTES + i);
+      for (int i = 0; i < GROUP_BYTES; i += 128) ahead.fetch((size_t)(w - panel) + i);
       const __m256i *scale = (const __m256i *)(w + GROUP / 2 * BATON_PANEL);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {  // 16 columns each
@@ -59,7 +59,7 @@ struct Tile {
 
 void multiply_q4(const Activations &x, const void *panel, int in, int first, int rows, int column,
                  const Target &target) {
-  in_tiles<Tile, 4>(first, rows, x, (const uint8_t *)panel, in, column, target);
+  in_tiles<Tile, 4>(first, rows, panel, panel_bytes(BATON_Q4, in), x, (const uint8_t *)panel, in, column, target);
 }
 
 }  // namespace baton

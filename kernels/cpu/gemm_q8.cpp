@@ -8,7 +8,7 @@ constexpr int GROUP = 32, GROUP_BYTES = GROUP * BATON_PANEL + BATON_PANEL * 2;
 
 template <int ROWS>
 struct Tile {
-  static void run(int first, const Activations &x, const uint8_t *panel, int in, int column, const Target &target) {
+  static void run(int first, const Ahead &ahead, const Activations &x, const uint8_t *panel, int in, int column, const Target &target) {
     const int groups = in / GROUP;
     const int8_t *values = x.quantised.values + (size_t)first * in;
     const float *scales = x.quantised.scales + (size_t)first * groups;
@@ -24,8 +24,7 @@ struct Tile {
 #pragma GCC unroll 8
       for (int k = 0; k < GROUP / 4; k++) {
         const __m512i w0 = _mm512_load_si512(w + k * 128), w1 = _mm512_load_si512(w + k * 128 + 64);
-        prefetch(w + k * 128 + AHEAD_BYTES);
-        prefetch(w + k * 128 + AHEAD_BYTES + 64);
+        ahead.fetch((size_t)(w - panel) + k * 128);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
           const __m512i v = spread(values + (size_t)r * in + group * GROUP + 4 * k);
@@ -51,7 +50,7 @@ struct Tile {
 
 void multiply_q8(const Activations &x, const void *panel, int in, int first, int rows, int column,
                  const Target &target) {
-  in_tiles<Tile, 6>(first, rows, x, (const uint8_t *)panel, in, column, target);
+  in_tiles<Tile, 6>(first, rows, panel, panel_bytes(BATON_Q8, in), x, (const uint8_t *)panel, in, column, target);
 }
 
 }  // namespace baton

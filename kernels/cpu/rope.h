@@ -48,8 +48,12 @@ BATON_INLINE size_t place_of(int block, int head, const BatonModel &m) {
 BATON_INLINE void store_kv(const bf16 *key, const bf16 *value, bf16 *keys, bf16 *values, int at, int head_dim) {
   uint32_t *k = (uint32_t *)keys + at;
   for (int pair = 0; pair < head_dim / 2; pair++, k += BATON_BLOCK_TOKENS) memcpy(k, key + 2 * pair, 4);
-  bf16 *v = values + (size_t)(at / 2) * 2 * head_dim + at % 2;
-  for (int i = 0; i < head_dim; i++) v[2 * i] = value[i];
+  bf16 *v = values + (size_t)(at / 2) * 2 * head_dim;  // pairs of tokens, of which this is one
+  for (int i = 0; i < head_dim; i += 16) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(value + i)));
+    if (at % 2) _mm512_mask_storeu_epi16(v + 2 * i, 0xaaaaaaaa, _mm512_slli_epi32(wide, 16));
+    else _mm512_mask_storeu_epi16(v + 2 * i, 0x55555555, wide);
+  }
 }
 
 // Zeroes the values from place `at` on: attention multiplies them by zero, and zero times infinity is not zero.

@@ -251,12 +251,22 @@ struct Step {
     for (;;) {
       const int item = items * m.kv_heads - 1 - room.taken[index].fetch_add(1, std::memory_order_relaxed);
       if (item < 0) break;
-      attend_item(layer, qkv, out, room.items[item / m.kv_heads], item % m.kv_heads, *room.members[me].attention);
+      attend_item(layer, qkv, out, item, *room.members[me].attention);
     }
   }
 
-  void attend_item(const BatonLayer &layer, bf16 *qkv, bf16 *out, const AttentionItem &item, int kv_head,
-                   AttentionScratch &scratch) {
+  // What this member most likely attends to after item `number`.
+  Upcoming upcoming(const BatonLayer &layer, int number) const {
+    const int next = number - team.size();
+    if (next < 0 || room.items[next / m.kv_heads].part == room.items[number / m.kv_heads].part) return {nullptr, nullptr, 0};
+    const BatonPart &part = s.part[room.items[next / m.kv_heads].part];
+    const int count = (int)ceil_div(part.start + part.count, BATON_BLOCK_TOKENS);
+    return {layer.keys + place_of(0, next % m.kv_heads, m), s.blocks + part.table, count};
+  }
+
+  void attend_item(const BatonLayer &layer, bf16 *qkv, bf16 *out, int number, AttentionScratch &scratch) {
+    const AttentionItem &item = room.items[number / m.kv_heads];
+    const int kv_head = number % m.kv_heads;
     const BatonPart &part = s.part[item.part];
     if (whole_parts)
       for (int token = 0; token < part.count; token++) rotate_and_store(qkv, layer, part, token, kv_head);
@@ -270,7 +280,8 @@ struct Step {
       rows.seen[r] = part.start + token + 1;
     }
     const size_t stride = (size_t)m.kv_heads * BATON_BLOCK_TOKENS * m.head_dim, head = place_of(0, kv_head, m);
-    attend(rows, layer.keys + head, layer.values + head, s.blocks + part.table, stride, m.head_dim, scratch);
+    attend(rows, layer.keys + head, layer.values + head, s.blocks + part.table, stride, m.head_dim,
+           upcoming(layer, number), scratch);
   }
 
   void head(int me) {
