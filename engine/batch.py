@@ -55,7 +55,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def adjusts(self, position: int) -> bool:
         """Whether the logits are changed before the token at this output position is chosen."""
-        return bool(position < self.min_tokens or self.logit_bias or self.allowed_ids or self.bad_ids or self.penalised)
+        too_early = position < self.min_tokens and bool(self.end_ids)
+        return bool(too_early or self.logit_bias or self.allowed_ids or self.bad_ids or self.penalised)
 
 
 def sampling_of(params: Params, model_end_ids: tuple[int, ...]) -> Sampling:
