@@ -30,6 +30,7 @@ from baton.ops.terminal import err, out
 from baton.workers.cache import BLOCK_SIZE, MemoryBudgetError
 from baton.workers.config import Settings
 from baton.workers.model.gguf import ModelFileError, read_header
+from baton.workers.model.loaded import KernelsUnavailable
 from baton.workers.model.pull import resolve
 from baton.workers.model.vocabulary import build_encoder, read_vocabulary
 from baton.workers.runner import Runner
@@ -156,9 +157,7 @@ class Subject:
             return Runner(
                 self.path, dtype=dtype, weights=weights, blocks=self.blocks, threads=self.threads, vocab=self.vocab
             )
-        except KeyError as error:  # a type it has no name for
-            raise Refused(f"{dtype} over {weights}: {error} is not supported") from None
-        except (ValueError, NotImplementedError, ModelFileError, MemoryBudgetError) as error:
+        except (ValueError, NotImplementedError, ModelFileError, KernelsUnavailable, MemoryBudgetError) as error:
             raise Refused(f"{dtype} over {weights}: {' '.join(str(error).split())}") from None
 
 

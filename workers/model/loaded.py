@@ -56,6 +56,8 @@ class Loaded:
 
 def load_for(path: Path, *, dtype: str, weights: str, kernels: Kernels, device: torch.device, threads: int) -> Loaded:
     """Load the weights of a GGUF for the best kernels there are. Raises ``ModelFileError``, ``KernelsUnavailable``."""
+    if weights not in (*WEIGHTS, *DTYPES):
+        raise KernelsUnavailable(f"there is no way of holding weights named {weights!r}; see --weights")
     try:
         if kernels == "torch":
             raise NativeUnavailable("torch was asked for")
