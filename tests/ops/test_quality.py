@@ -157,7 +157,7 @@ def test_a_few_tokens_of_the_real_model_are_near_their_truth(model_path: Path) -
     exact = subject.measure(*TRUTHS[0])
     for combination in LIMITS:
         against = compare("float32", exact.scores, subject.measure(*combination).scores)
-        assert abs(against.change_percent) < 3 and against.same_likeliest > 0.9 and against.mean_logprob_shift < 0.1
+        assert abs(against.change_percent) < 3 and against.same_likeliest > 0.85 and against.mean_logprob_shift < 0.2
 
 
 @pytest.fixture(scope="module")
