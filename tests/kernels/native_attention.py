@@ -103,7 +103,7 @@ class Attention:
         return out[:-1], fused
 
     def expected(self, fused: Tensor, parts: Sequence[Part]) -> Tensor:
-        """What ``attend`` is to answer to a rotated ``fused``, in float32; leaves in ``k`` and ``v`` what is written."""
+        """What ``attend`` is to answer to a rotated ``fused``, float32; ``k`` and ``v`` are written."""
         ragged = plan_ragged(parts, BLOCK, CPU)
         q, k, v = self.apart(fused)
         for part in parts:
