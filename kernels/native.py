@@ -20,6 +20,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent / "cpu"
 ABI = 1  # BATON_ABI of cpu/abi.h
 PANEL = 32
+BLOCK_TOKENS = 16
 HEAD_DIMS = (64, 80, 128, 256)
 BF16, INT8, Q8, Q4 = range(4)  # BatonKind
 #: what the instructions used need, as /proc/cpuinfo names it
