@@ -29,7 +29,7 @@ assert CHOICE.itemsize == ctypes.sizeof(Choice)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``choices``, ``[wanted]`` of dtype ``CHOICE``; ``logits``, float32 ``[wanted, vocab]``, until the next call."""
+    """``choices`` is ``[wanted]`` of dtype ``CHOICE``; ``logits``, float32 ``[wanted, vocab]``, till the next call."""
 
     choices: np.ndarray
     logits: Tensor
