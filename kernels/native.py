@@ -20,6 +20,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent / "cpu"
 ABI = 1  # BATON_ABI of cpu/abi.h
 PANEL = 32
+BLOCK_TOKENS = 16
 HEAD_DIMS = (64, 80, 128, 256)
 BF16, INT8, Q8, Q4 = range(4)  # BatonKind
 PHASES = ("embed", "qkv", "attention", "output", "gate and up", "down", "head")  # BatonPhase
@@ -28,6 +29,7 @@ NEEDED_FLAGS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "a
 #: GCC warns of its own headers' undefined operands
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-maybe-uninitialized")
 BUILD_S_MAX = 120
+DIGEST_BYTES = 32  # at the end of a library's file
 
 
 class NativeUnavailable(Exception):
@@ -140,7 +142,7 @@ def load(cache: Path, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
     if compiler is None:
         raise NativeUnavailable(f"there is no C++ compiler {os.environ.get('CXX', 'g++')!r}")
     path = cache / f"baton-cpu-{_key(compiler, extra)}.so"
-    if not path.exists():
+    if not _is_whole(path):
         _build(compiler, path, extra)
     try:
         library = ctypes.CDLL(str(path))
@@ -157,10 +159,19 @@ def _key(compiler: str, extra: tuple[str, ...]) -> str:
     digest = hashlib.sha256(repr((COMPILE, extra)).encode())
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=BUILD_S_MAX).stdout
+    version = _call([compiler, "--version"])
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    digest.update(version + cpu.encode())
+    digest.update(version.encode() + cpu.encode())
     return digest.hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is there as it was built: one cut short would not fail to load, but kill the process."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(data[:-DIGEST_BYTES]).digest() == data[-DIGEST_BYTES:]
 
 
 def _build(compiler: str, path: Path, extra: tuple[str, ...]) -> None:
@@ -178,19 +189,26 @@ def _build(compiler: str, path: Path, extra: tuple[str, ...]) -> None:
                 list(pool.map(compile_one, sources, objects))
             made = Path(directory) / path.name
             _call([compiler, "-shared", "-pthread", *extra, *map(str, objects), "-o", str(made)])
+            with made.open("r+b") as file:
+                digest = hashlib.sha256(file.read()).digest()
+                file.write(digest)  # which the loader does not look at
             os.replace(made, path)
     except OSError as error:
         raise NativeUnavailable(f"the kernels cannot be built in {path.parent}: {error.strerror}") from error
 
 
-def _call(command: list[str]) -> None:
+def _call(command: list[str]) -> str:
+    """What a command says."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_S_MAX)
+    except OSError as error:
+        raise NativeUnavailable(f"{command[0]} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         raise NativeUnavailable(f"the compiler took more than {BUILD_S_MAX} s") from None
     if done.returncode:
         first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])
         raise NativeUnavailable(f"{command[0]} failed: {first}")
+    return done.stdout
 
 
 class Team:

@@ -32,7 +32,8 @@ BATON_INLINE void quantise_row(const bf16 *x, int width, int padded, int8_t *val
     const __m512 by = _mm512_set1_ps(most > 1e-30f ? 127.f / most : 0.f);
     __m512i sum = _mm512_setzero_si512();
     for (int i = 0; i < VECTORS; i++) {
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], by));
+      // NaN, which this order of operands turns into 127, would become the least integer, whose multiples overflow.
+      const __m512i q = _mm512_cvtps_epi32(_mm512_min_ps(_mm512_mul_ps(v[i], by), _mm512_set1_ps(127.f)));
       sum = _mm512_add_epi32(sum, q);
       _mm_storeu_si128((__m128i *)(values + group * GROUP + i * 16), _mm512_cvtsepi32_epi8(q));
     }

@@ -19,13 +19,15 @@ namespace baton {
 class Team {
  public:
   explicit Team(int size) : size_(size) {
-    for (int index = 1; index < size; index++) threads_.emplace_back([this, index] { serve(index); });
+    try {
+      for (int index = 1; index < size; index++) threads_.emplace_back([this, index] { serve(index); });
+    } catch (...) {  // those that were started would outlive what they wait for
+      end();
+      throw;
+    }
   }
 
-  ~Team() {
-    begin(nullptr, nullptr);
-    for (auto &thread : threads_) thread.join();
-  }
+  ~Team() { end(); }
 
   int size() const { return size_; }
 
@@ -62,6 +64,11 @@ class Team {
     state_ = state;
     jobs_.fetch_add(1, std::memory_order_seq_cst);
     if (asleep_.load(std::memory_order_seq_cst)) futex(FUTEX_WAKE_PRIVATE, size_);
+  }
+
+  void end() {
+    begin(nullptr, nullptr);
+    for (auto &thread : threads_) thread.join();
   }
 
   void serve(int member) {

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import StepRow
-from baton.kernels.native import PANEL, PHASES, Choice, Draw, Layer, Matrix, Model, Step, Team
+from baton.kernels.native import BLOCK_TOKENS, PANEL, PHASES, Choice, Draw, Layer, Matrix, Model, Step, Team
 from baton.workers.model.huge import huge_bytes
 from baton.workers.model.packed import PackedMatrix, PackedWeights
 from baton.workers.model.rope import frequencies
@@ -87,6 +87,7 @@ class NativeLlama:
         )
         self._workspace = huge_bytes(0)
         self._logits = torch.empty(0, -(-config.vocab // PANEL) * PANEL)
+        self._blocks = len(keys[0])
         self._last: Step | None = None
         self._seconds = np.zeros(len(PHASES))
 
@@ -103,11 +104,14 @@ class NativeLlama:
         blocks = np.fromiter(chain.from_iterable(row.blocks for row in rows), np.int32, int(tables.sum()))
         part = np.stack((ends - counts, counts, starts, tables.cumsum(dtype=np.int32) - tables), 1)
         wanted = ends[np.fromiter((row.sample for row in rows), bool, len(rows))] - 1
+        # The kernels look at none of this again: what is wrong here would be read and written anywhere.
+        assert counts.min() > 0 and (starts + counts <= tables * BLOCK_TOKENS).all(), "tokens without a block"
         assert ids.min() >= 0 and ids.max() < self.config.vocab, "token ids outside the vocabulary"
+        assert blocks.min() >= 0 and blocks.max() < self._blocks, "blocks outside the pool"
         step = Step(
             tokens=len(ids),
             parts=len(rows),
-            layers=self.config.layers if layers is None else layers,
+            layers=self.config.layers if layers is None else min(layers, self.config.layers),
             vocab=vocab,
             ids=ids.ctypes.data,
             part=part.ctypes.data,
@@ -129,7 +133,7 @@ class NativeLlama:
         return self._call(self._library.baton_head, again, rows, draws)
 
     def _call(self, function: ctypes._NamedFuncPointer, step: Step, wanted: np.ndarray, draws: np.ndarray) -> Outcome:
-        assert len(draws) == len(wanted)
+        assert len(draws) == len(wanted) and self._team.handle is not None
         wanted = np.ascontiguousarray(wanted, np.int32)
         choices = np.empty(len(wanted), CHOICE)
         self._make_room(step.tokens, len(wanted))

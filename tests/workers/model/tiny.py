@@ -13,9 +13,11 @@ from torch import Tensor
 
 from baton.workers.model.vocabulary import byte_alphabet
 
-Q8_0, Q4_1, F32, F16 = (
+Q8_0, Q4_0, Q4_1, Q6_K, F32, F16 = (
     gguf.GGMLQuantizationType.Q8_0,
+    gguf.GGMLQuantizationType.Q4_0,
     gguf.GGMLQuantizationType.Q4_1,
+    gguf.GGMLQuantizationType.Q6_K,
     gguf.GGMLQuantizationType.F32,
     gguf.GGMLQuantizationType.F16,
 )
@@ -34,6 +36,7 @@ class Tiny:
     intermediate: int = 96
     tied: bool = True
     kind: gguf.GGMLQuantizationType = Q8_0
+    kinds: dict[str, gguf.GGMLQuantizationType] = field(default_factory=dict)  # such as of all attn_v
     factors: list[float] | None = None
     scaling: dict[str, object] = field(default_factory=dict)
     pre: str = "smollm"
@@ -77,6 +80,14 @@ class Tiny:
             out[self.spare] = normal(self.hidden)
         return out
 
+    def stored(self) -> dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]:
+        """What stands in the file for each tensor, and as what."""
+        out = {}
+        for name, data in self.tensors().items():
+            kind = self.kinds.get(name.split(".")[-2], self.kind) if data.ndim == 2 else F32
+            out[name] = (_some_q6_k(data.shape) if kind == Q6_K else quantize(data, kind), kind)
+        return out
+
     def write(self, path: Path) -> Path:
         writer = gguf.GGUFWriter(path, self.architecture)
         writer.add_block_count(self.layers)
@@ -108,9 +119,8 @@ class Tiny:
             else:
                 assert isinstance(value, int)
                 writer.add_uint32(key, value)
-        for name, data in self.tensors().items():
-            kind = self.kind if data.ndim == 2 else F32
-            writer.add_tensor(name, quantize(data, kind), raw_dtype=kind)
+        for name, (data, kind) in self.stored().items():
+            writer.add_tensor(name, data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -119,10 +129,9 @@ class Tiny:
 
     def logits(self, ids: list[int], frequencies: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """Float64 logits of the last id, straight from the file's row order: neighbours rotate."""
-        kinds = {name: self.kind if data.ndim == 2 else F32 for name, data in self.tensors().items()}
         w = {
-            name: torch.from_numpy(dequantize(quantize(data, kinds[name]), kinds[name]).copy()).double()
-            for name, data in self.tensors().items()
+            name: torch.from_numpy(dequantize(data, kind).copy()).double()
+            for name, (data, kind) in self.stored().items()
         }
         if frequencies is None:
             frequencies = 1000.0 ** -(torch.arange(0, self.head_dim, 2).double() / self.head_dim)
@@ -156,3 +165,11 @@ class Tiny:
             x = x + (gate * gate.sigmoid() * up) @ w[f"blk.{i}.ffn_down.weight"].T
         output = w["token_embd.weight" if self.tied else "output.weight"]
         return norm(x[-1], "output_norm.weight") @ output.T
+
+
+def _some_q6_k(shape: tuple[int, ...]) -> np.ndarray:
+    """Random blocks of Q6_K, which nothing quantises to: 6 bits of 256 weights, 16 int8 scales, a float16."""
+    random = np.random.default_rng(6)
+    blocks = random.integers(0, 256, (shape[0], shape[1] // 256, 210), np.uint8)
+    blocks[:, :, -2:] = np.frombuffer(np.float16(1e-4 / np.sqrt(shape[1] / 256)).tobytes(), np.uint8)
+    return blocks.reshape(shape[0], -1)
