@@ -136,7 +136,7 @@ class NativeLlama:
         assert len(draws) == len(wanted) and self._team.handle is not None
         wanted = np.ascontiguousarray(wanted, np.int32)
         choices = np.empty(len(wanted), CHOICE)
-        self._make_room(step.tokens, len(wanted))
+        self._make_room(step.tokens, len(wanted), keep=step.parts == 0)
         step.wanted, step.rows, step.draw = len(wanted), wanted.ctypes.data, draws.ctypes.data
         step.logits, step.choice = self._logits.data_ptr(), choices.ctypes.data
         step.workspace, step.seconds = self._workspace.data_ptr(), self._seconds.ctypes.data
@@ -144,13 +144,15 @@ class NativeLlama:
         self._last = step
         return Outcome(choices, self._logits[: len(wanted), : step.vocab])
 
-    def _make_room(self, tokens: int, wanted: int) -> None:
-        """Memory for a step; a step that wants more than any before has it made anew, by half as much again."""
+    def _make_room(self, tokens: int, wanted: int, keep: bool) -> None:
+        """Memory for a step; one that wants more than any before has it made anew. ``keep`` what the last one left."""
         need = self._library.baton_workspace_bytes(ctypes.byref(self._model), tokens, wanted, self._team.threads)
         if need > len(self._workspace):
-            kept = self._workspace
+            kept, self._workspace = self._workspace if keep else None, huge_bytes(0)  # so that it is let go first
             self._workspace = huge_bytes(need)
-            self._workspace[: len(kept)] = kept
+            if kept is not None:
+                self._workspace[: len(kept)] = kept
         if wanted > len(self._logits):
             width = self._logits.shape[1]
+            self._logits = torch.empty(0, width)
             self._logits = huge_bytes(wanted * width * 4).view(torch.float32).view(wanted, width)
