@@ -15,9 +15,9 @@ MADV_POPULATE_WRITE = 23  # linux/mman.h
 def huge_bytes(size: int) -> Tensor:
     """Zeroed bytes, ``size`` of them from the beginning of a huge page on, all of them in memory when this returns.
 
-    Private and anonymous, for shared mappings get no huge pages. Where a kernel has none, its pages are small. The kernel
-    zeroes a page when it is first touched: left to the first prompts that use them, the pages of a pool took up to two
-    thirds of a step.
+    Private and anonymous, for shared mappings get no huge pages. Where a kernel has none, its pages are small. The
+    kernel zeroes a page when it is first touched: left to the first prompts that use them, the pages of a pool took
+    up to two thirds of a step.
     """
     region = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel built without huge pages
