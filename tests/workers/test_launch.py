@@ -15,7 +15,8 @@ from baton.engine.limits import Limits
 from baton.engine.policies import Policies
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import Address, KVLayout, Params, Role, WorkerHello
-from baton.workers.runner import Launched, Runner
+from baton.workers.model.torch_steps import Launched
+from baton.workers.runner import Runner
 from tests.engine.rig import Engine
 
 BLOCKS = 24
