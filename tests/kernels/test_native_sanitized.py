@@ -53,7 +53,16 @@ def library() -> Path:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_nothing_reads_or_writes_beyond_its_memory_or_overflows(library: Path) -> None:
-    pytest_command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", "addopts="]
+    pytest_command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-qsx",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+    ]  # -s: it aborts
     done = watched([*pytest_command, *WATCHED])
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
