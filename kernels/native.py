@@ -132,7 +132,20 @@ def missing_flags() -> list[str]:
 
 
 def load(cache: Path, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """The library, built in ``cache`` if it is not there yet; ``extra`` are further flags for compiler and linker.
+    """The library, built in ``cache`` if it is not there yet; see ``built``. Raises ``NativeUnavailable``."""
+    try:
+        library = ctypes.CDLL(str(built(cache, extra)))
+    except OSError as error:
+        raise NativeUnavailable(f"the kernels do not load: {error}") from error
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    assert library.baton_abi() == ABI, "kernels/native.py and cpu/abi.h disagree"
+    return library
+
+
+def built(cache: Path, extra: tuple[str, ...] = ()) -> Path:
+    """The library's file, made if it is not there whole; ``extra`` are further flags for compiler and linker.
 
     Raises ``NativeUnavailable`` where the processor or the compiler does not do.
     """
@@ -144,15 +157,7 @@ def load(cache: Path, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
     path = cache / f"baton-cpu-{_key(compiler, extra)}.so"
     if not _is_whole(path):
         _build(compiler, path, extra)
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeUnavailable(f"the kernels do not load: {error}") from error
-    for name, (result, arguments) in _PROTOTYPES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    assert library.baton_abi() == ABI, "kernels/native.py and cpu/abi.h disagree"
-    return library
+    return path
 
 
 def _key(compiler: str, extra: tuple[str, ...]) -> str:
