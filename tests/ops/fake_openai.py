@@ -1,8 +1,8 @@
 """A tiny OpenAI-compatible server as a program, for what measures servers: ``fake_openai.py PORT HOW``.
 
-HOW is "well", or some way to be wrong: "die" at the start, "unready" for ever, "refuse" every request, "fall" in the
-middle of the first counted request. It writes the bodies it was sent to the file named by FAKE_SEEN, a line each. Its
-answers have FAKE_PER_DELTA tokens a delta, the ids told where FAKE_IDS is set.
+HOW is "well", or some way to be wrong: "die" at the start, leave an "orphan" then, "unready" for ever, "refuse" every
+request, "fall" in the middle of the first counted one. It writes the bodies it was sent to the file named by FAKE_SEEN,
+a line each. Its answers have FAKE_PER_DELTA tokens a delta, the ids told where FAKE_IDS is set.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 
 from aiohttp import web
@@ -58,7 +59,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def main() -> None:
-    if sys.argv[2] == "die":
+    if sys.argv[2] == "orphan":
+        subprocess.Popen([sys.executable, "-c", f"import time\ntime.sleep(600)  # {__file__}"])
+    if sys.argv[2] in ("die", "orphan"):
         sys.exit("the weights are not there")
     application = web.Application()
     application.router.add_get("/v1/models", ready)

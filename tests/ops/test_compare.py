@@ -31,6 +31,12 @@ def table(path: Path, **rows: str) -> Path:
     return path
 
 
+def left_over() -> list[psutil.Process]:
+    found = psutil.process_iter(["cmdline", "status"])
+    alive = [one for one in found if one.info["cmdline"] and one.info["status"] != psutil.STATUS_ZOMBIE]
+    return [one for one in alive if str(FAKE) in " ".join(one.info["cmdline"])]
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setenv("FAKE_SEEN", str(tmp_path / "seen"))
@@ -92,7 +98,7 @@ def test_servers_take_turns_and_get_the_same_requests(run: object, tmp_path: Pat
     assert page == done.stdout and "theirs" in page and "goodput" in page and "Errors" not in page
     again = CliRunner().invoke(main, ["--from", str(written), "--baseline", "theirs"])
     assert again.exit_code == 0 and "How many times better theirs does" in again.stdout
-    assert not [one for one in psutil.Process().children() if "fake_openai" in " ".join(one.cmdline())]
+    assert not left_over()
 
 
 def test_a_server_that_takes_no_ids_gets_as_many_words(run: object, tmp_path: Path) -> None:
@@ -108,6 +114,7 @@ def test_a_server_that_takes_no_ids_gets_as_many_words(run: object, tmp_path: Pa
     ("how", "words"),
     [
         ("die", ("broken: ended with status 1 while starting", "the weights are not there")),
+        ("orphan", ("broken: ended with status 1 while starting",)),
         ("unready, start_s_max = 0.8", ("broken: GET /v1/models did not give 200 within 0.8 s",)),
         ("refuse", ("broken: a request of 'warm-up, one' failed: http 404", "no such model")),
         ("fall", ("broken: died during 'single'",)),
@@ -120,7 +127,7 @@ def test_a_server_that_fails_is_named_with_what_it_said(run: object, how: str, w
     done = run({"broken": how}, "--workload", "single", "--rounds", "1")
     assert done.exit_code == 1
     assert all(word in done.stderr for word in words), done.stderr
-    assert not [one for one in psutil.Process().children() if "fake_openai" in " ".join(one.cmdline())]
+    assert not left_over()
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from baton.ops.http import Exchange, Target, target
 
 LOOK_EVERY_S = 0.1
 PROBE_S_MAX = 5.0
+CHILDREN_S_MAX, KILLED_S_MAX = 2.0, 2.0
 LAST_WORDS_LINES = 15
 
 
@@ -34,6 +35,14 @@ class Started:
     process: subprocess.Popen[bytes]
     where: Target
     start_s: float
+
+    def gone(self, wait_s: float) -> bool:
+        """Whether its first process has ended, or does so within some seconds."""
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
 
 @contextmanager
@@ -113,20 +122,34 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+def session(leader: int) -> list[psutil.Process]:
+    """All that live in a process's session: also the children of one that is gone."""
+    found = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(one.pid) == leader:
+                found.append(one)
+    return found
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ask it to stop; after a while kill it, and whoever of its children is left."""
-    members = family(process.pid)
-    if process.poll() is None:
+    members = {*family(process.pid), *session(process.pid)}
+    asked = process.poll() is None
+    if asked:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_S_MAX)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _, left = psutil.wait_procs([one for one in members if one.pid != process.pid], timeout=2.0)
+    _, left = psutil.wait_procs(
+        [one for one in members if one.pid != process.pid], timeout=CHILDREN_S_MAX if asked else 0
+    )
     for one in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
+    psutil.wait_procs(left, timeout=KILLED_S_MAX)
 
 
 def version(server: Server) -> str:

@@ -19,6 +19,8 @@ from baton.ops.bench.report import report
 from baton.ops.bench.server import ServerFailed
 
 Say = Callable[[str], None]
+#: its connections end before a process does
+DYING_S_MAX = 1.0
 
 
 def machine() -> dict[str, str]:
@@ -76,11 +78,11 @@ def visit(
         outcomes = loop.run(play(one.server, one.where, part, rate, found.timeout_s))
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         usage = meter.stop()
-        if one.process.poll() is not None:
-            raise ServerFailed(f"{name}: died during {workload.name!r}; {outcomes[-1].error}: {outcomes[-1].detail}")
+        wrong = next((outcome for outcome in outcomes if outcome.error is not None), None)
+        if one.gone(DYING_S_MAX if wrong is not None else 0.0):
+            raise ServerFailed(f"{name}: died during {workload.name!r}, with status {one.process.returncode}")
         if not usage.engine:
             raise ServerFailed(f"{name}: no process of it matches engine = {one.server.engine!r}")
-        wrong = next((outcome for outcome in outcomes if outcome.error is not None), None)
         if not workload.counted:
             if wrong is not None:
                 raise ServerFailed(f"{name}: a request of {workload.name!r} failed: {wrong.error}: {wrong.detail}")
