@@ -157,7 +157,7 @@ def measured(server: str, number: int, ttft_s: float, good: int) -> Measured:
     for one in outcomes:
         one.first = ttft_s
     found = report(outcomes, 2.0, "http://h", "m", 1, Objectives(ttft_ms=5e3), 0.0)
-    usage = Usage(engine="e", engine_cpu_s=1.0, outside_cpu_s=0.5, memory_bytes_max=1, processes={})
+    usage = Usage(engine="e", engine_cpu_s=1.0, outside_cpu_s=0.5, memory_bytes_max=1, others_share=0.0, processes={})
     return Measured(
         server=server,
         round=number,
@@ -213,7 +213,7 @@ def test_without_a_pattern_the_busiest_process_is_the_model() -> None:
     while time.process_time() < until:
         pass
     usage = meter.stop()
-    assert usage.engine_cpu_s > 0.05 and usage.engine
+    assert usage.engine_cpu_s > 0.05 and usage.engine and 0.0 <= usage.others_share <= 1.0
 
 
 def test_a_workload_is_sent_in_one_way() -> None:

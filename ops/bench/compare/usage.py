@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from time import monotonic, process_time
 
 import msgspec
 import psutil
@@ -23,13 +24,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds in a window, of the process that computes the model and of all others; the most memory seen.
 
     Memory is the sum of proportional set sizes (shared pages count once), or of resident sets where those cannot be
-    read. ``engine`` is the process taken for the model's; ``processes`` has the CPU seconds of each.
+    read. ``engine`` is the process taken for the model's; ``processes`` has the CPU seconds of each. ``others_share``
+    is the part of all cores that neither the server nor this program took: other programs, and what the host took.
     """
 
     engine: str
     engine_cpu_s: float
     outside_cpu_s: float
     memory_bytes_max: int
+    others_share: float
     processes: dict[str, float]
 
 
@@ -44,6 +47,7 @@ class Meter:
         self._after: dict[int, float] = {}
         self._names: dict[int, str] = {}
         self._memory_bytes_max = 0
+        self._began = self._busy = self._own = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -51,6 +55,7 @@ class Meter:
         """Begin the window."""
         self._look()
         self._before = dict(self._after)
+        self._began, self._busy, self._own = monotonic(), busy_s(), process_time()
         self._thread.start()
 
     def stop(self) -> Usage:
@@ -58,6 +63,8 @@ class Meter:
         self._over.set()
         self._thread.join()
         self._look()
+        others = busy_s() - self._busy - (process_time() - self._own)
+        whole = (monotonic() - self._began) * (psutil.cpu_count() or 1)
         self._weigh()
         spent = {pid: after - self._before.get(pid, 0.0) for pid, after in self._after.items()}
         engine = self._found(spent)
@@ -67,6 +74,7 @@ class Meter:
             engine_cpu_s=round(inside, 3),
             outside_cpu_s=round(sum(spent.values()) - inside, 3),
             memory_bytes_max=self._memory_bytes_max,
+            others_share=round(min(1.0, max(0.0, (others - sum(spent.values())) / whole)), 4),
             processes={f"{pid} {self._named(pid)}": round(spent[pid], 3) for pid in sorted(spent)},
         )
 
@@ -100,6 +108,12 @@ class Meter:
         return (
             name if len(name) <= NAME_CHARS_MAX else f"{name[: NAME_CHARS_MAX // 2]} … {name[-NAME_CHARS_MAX // 2 :]}"
         )
+
+
+def busy_s() -> float:
+    """CPU seconds of all cores so far in which they were not idle; time a virtual machine was not given counts."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 def memory_bytes(one: psutil.Process) -> int:
