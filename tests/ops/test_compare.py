@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -127,6 +130,21 @@ def test_a_server_that_fails_is_named_with_what_it_said(run: object, how: str, w
     done = run({"broken": how}, "--workload", "single", "--rounds", "1")
     assert done.exit_code == 1
     assert all(word in done.stderr for word in words), done.stderr
+    assert not left_over()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_comparison_that_is_stopped_ends_its_server(tmp_path: Path, number: int) -> None:
+    path = table(tmp_path / "servers.toml", slow="unready")
+    command = [sys.executable, "-m", "baton.ops.bench.compare", "--servers", str(path), "--logs", str(tmp_path)]
+    with subprocess.Popen([*command, "--workload", "single"], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None and b"slow starts" in process.stderr.readline()
+        until = time.monotonic() + 20
+        while not left_over() and time.monotonic() < until:
+            pass
+        assert left_over()
+        process.send_signal(number)
+        assert process.wait(20) == 1 and b"Aborted" in process.stderr.read()
     assert not left_over()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,7 +185,12 @@ def measured(
         if path is not None:
             path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
-    compare(found, servers, parts, logs, keep, lambda said: click.echo(said, err=True))
+    # To be terminated is to be interrupted: the server that runs is ended too.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        compare(found, servers, parts, logs, keep, lambda said: click.echo(said, err=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show(found: Comparison, baseline: str | None, markdown_path: Path | None, plot_path: Path | None) -> None:
