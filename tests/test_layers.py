@@ -35,6 +35,8 @@ ONLY_IN = {
     "structlog": ("ipc.log",),
     "click": ("ops.*",),
     "rich": ("ops.*",),
+    "psutil": ("ops.bench.compare.*",),
+    "matplotlib": ("ops.bench.compare.plot",),
 }
 #: packages that nothing may import: each would bring in what the hot path keeps out, or can run what it reads
 NOWHERE = ("pickle", "marshal", "shelve", "pydantic", "fastapi", "requests", "httpx")

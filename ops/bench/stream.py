@@ -22,8 +22,9 @@ DETAIL_BYTES_MAX = 300
 class Outcome(msgspec.Struct):
     """What became of one request. Times are of ``perf_counter``, in seconds; ``error`` is a kind, None for success.
 
-    ``detail`` is what the server said of the error; ``gaps_s`` are the times between one delta and the next; ``doubt``
-    says how the server's own count contradicts the stream.
+    ``detail`` is what the server said of the error; ``gaps_s`` are the times between one delta and the next, ``sizes``
+    the tokens of the delta behind each gap (0 where the server does not tell ids); ``doubt`` says how the server's own
+    count contradicts the stream.
     """
 
     started: float
@@ -38,6 +39,7 @@ class Outcome(msgspec.Struct):
     error: str | None = None
     detail: str = ""
     doubt: str | None = None
+    sizes: array[int] = msgspec.field(default_factory=lambda: array("I"))
 
     @property
     def ttft_s(self) -> float:
@@ -56,10 +58,15 @@ class Outcome(msgspec.Struct):
 
 
 class EventStream:
-    """Server-sent events out of a body in pieces, straight into an ``Outcome``; ``stop`` is called at a failure."""
+    """Server-sent events out of a body in pieces, straight into an ``Outcome``; ``stop`` is called at a failure.
 
-    def __init__(self, outcome: Outcome) -> None:
+    A delta is a choice with text or token ids; with ``silent`` also one without, for a token may be part of a character
+    whose text is held back. Even then a bare finish reason is none, unless it is all that ever came.
+    """
+
+    def __init__(self, outcome: Outcome, silent: bool = False) -> None:
         self.outcome = outcome
+        self._silent = silent
         self.finished = asyncio.Event()
         self.opening = b""
         self.stop: Callable[[], None] | None = None
@@ -92,9 +99,11 @@ class EventStream:
         if chunk.usage is not None:
             outcome.usage = chunk.usage
         for choice in chunk.choices:
-            if choice.carries_output():
+            bare_end = choice.finish_reason is not None and outcome.deltas > 0
+            if choice.carries_output() or (self._silent and not bare_end):
                 if outcome.deltas:
                     outcome.gaps_s.append(now - outcome.last)
+                    outcome.sizes.append(len(choice.token_ids or ()))
                 else:
                     outcome.first = now
                 outcome.last = now
@@ -117,13 +126,15 @@ def shown(data: bytes) -> str:
     return " ".join(data[:DETAIL_BYTES_MAX].decode(errors="replace").split())
 
 
-async def ask(where: Target, body: bytes, timeout_s: float, tokens_expected: int | None) -> Outcome:
+async def ask(
+    where: Target, body: bytes, timeout_s: float, tokens_expected: int | None, silent: bool = False
+) -> Outcome:
     """Send one streaming request and follow it to its end, at most ``timeout_s``; never raises for what a server does.
 
-    ``tokens_expected`` is set where the answer's length was prescribed.
+    ``tokens_expected`` is set where the answer's length was prescribed; ``silent`` is as in ``EventStream``.
     """
     outcome = Outcome(perf_counter())
-    events = EventStream(outcome)
+    events = EventStream(outcome, silent)
     loop = asyncio.get_running_loop()
     exchange: Exchange | None = None
     try:
