@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import NoReturn
 
 import msgspec
@@ -60,7 +61,7 @@ def decode_step(frame: bytes) -> StepDone:
     if len(frame) != behind + extras + behind_them:
         what = f"{count} tokens and {extras} and {behind_them} bytes of extras"
         raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {what}")
-    records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])]
+    records = list(starmap(TokenRecord, _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])))
     if extras:
         for index, tops in _extras(frame[: behind + extras], behind, count):
             records[index] = msgspec.structs.replace(records[index], tops=tops)
