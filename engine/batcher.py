@@ -242,7 +242,8 @@ class Batcher:
 
     def landed(self, seq: Sequence, now_ns: int, out: list[Effect]) -> None:
         """A step that named the sequence has landed: if it was the last, and it leaves, it leaves now."""
-        self._register(seq)
+        if self.pool is not None and seq.computed >= (seq.registered + 1) * self.pool.block_tokens:
+            self._register(seq)
         if seq.leaving and not seq.in_flight and seq.end is None:
             self._preempt(seq, now_ns, out)
 

@@ -263,7 +263,11 @@ class DeskCore:
 
     def _front(self, event: object, now_ns: int, out: list[Effect]) -> None:
         """Let the frontend's core handle an event; what it says to an answer's door is for those who listen."""
-        for effect in self.front.handle(event, now_ns):
+        effects = self.front.handle(event, now_ns)
+        if not self.answers.running:  # mostly nobody is to hear twice
+            out += effects
+            return
+        for effect in effects:
             answer = self.answers.running.get(effect.door) if isinstance(effect, Begin | Deliver | Finish) else None
             if answer is None:
                 out.append(effect)

@@ -143,7 +143,9 @@ class DetokenizerCore:
 
     def _record(self, record: TokenRecord | PromptRecord, out: list[Effect]) -> None:
         leased = self.leases.get(record.slot)
-        if leased is None or (leased.lease.generation, leased.lease.run) < (record.generation, record.run):
+        if leased is not None and isinstance(record, TokenRecord) and self._is_next(leased, record):
+            self._push(leased, record.token, record.flags, record.logprob, record.tops, out)
+        elif leased is None or (leased.lease.generation, leased.lease.run) < (record.generation, record.run):
             if self._alive(record.slot, record.generation, record.run):
                 early = self.early.setdefault(record.slot, [])
                 if early and (early[0].generation, early[0].run) != (record.generation, record.run):
@@ -154,10 +156,13 @@ class DetokenizerCore:
         elif isinstance(record, PromptRecord):
             lease, top = leased.lease, leased.lease.params.prompt_logprobs
             self._tell_prompt(leased, news(record, lease.generation, lease.run, leased.prompt_told, top), out)
-        elif not leased.prompt_due and counts(record, leased.lease.generation, leased.lease.run, leased.seen):
-            self._push(leased, record.token, record.flags, record.logprob, record.tops, out)
         else:
             self.hands.counts["skipped_records"] += 1
+
+    def _is_next(self, leased: Leased, record: TokenRecord) -> bool:
+        """Whether a record is the lease's next token."""
+        lease = leased.lease
+        return counts(record, lease.generation, lease.run, leased.seen) and not leased.prompt_due
 
     def _alive(self, slot: int, generation: int, run: int) -> bool:
         """Whether the board shows this run alive, so that its lease, or its end, must still be on its way."""
@@ -194,9 +199,10 @@ class DetokenizerCore:
                 leased.logprobs.append(logprob)
                 leased.scores.append(self._scored(token, tops))
             self._touched[lease.slot] = leased
-        if leased.state.hit is not None:
+        hit = leased.state.hit
+        if hit is not None:
             leased.park = leased.seen
-            stop = StopFound(lease.slot, lease.generation, lease.run, leased.seen, leased.state.hit)
+            stop = StopFound(lease.slot, lease.generation, lease.run, leased.seen, hit)
             out.append(Send(Role.SCHEDULER, 0, stop))
         elif ending(flags, leased.seen, lease.params.max_tokens) is not None:
             leased.park = leased.seen
@@ -237,12 +243,16 @@ class DetokenizerCore:
         out.extend(Send(Role.FRONTEND, home, Text(pieces)) for home, pieces in frames.items())
 
     def _piece(self, leased: Leased, upto: int) -> Piece:
-        lease = leased.lease
-        what = (leased.ids[:upto], leased.texts[:upto], leased.logprobs[:upto], leased.scores[:upto])
-        piece = Piece(lease.slot, lease.generation, lease.run, leased.sent, *what)
+        lease, start = leased.lease, leased.sent
         leased.sent += upto
-        del leased.ids[:upto], leased.texts[:upto], leased.logprobs[:upto], leased.scores[:upto]
-        return piece
+        ids, texts, logprobs, scores = leased.ids, leased.texts, leased.logprobs, leased.scores
+        if upto == len(ids):  # as mostly: all there is leaves
+            leased.ids, leased.texts, leased.logprobs, leased.scores = [], [], [], []
+        else:
+            leased.ids, leased.texts = ids[upto:], texts[upto:]
+            leased.logprobs, leased.scores = logprobs[upto:], scores[upto:]
+            del ids[upto:], texts[upto:], logprobs[upto:], scores[upto:]
+        return Piece(lease.slot, lease.generation, lease.run, start, ids, texts, logprobs, scores)
 
     def _try_close(self, slot: int, now_ns: int, out: list[Effect]) -> None:
         """Close a flushing request once everything up to its length was read."""

@@ -12,7 +12,7 @@ from baton.engine.effects import Answered, Begin, Deliver, Effect, Finish, Gone,
 from baton.engine.limits import Limits
 from baton.engine.ownership import BoardRow, Held, HomeBoard, Ownership, state_span
 from baton.engine.states import STATE_NAMES
-from baton.engine.stream import FULL, LOST, STOPPING, Stream, out_of_time, settle
+from baton.engine.stream import FULL, LOST, STOPPING, Stream, out_of_time, settle, unknown
 from baton.ipc.frames import (
     Address,
     Admitted,
@@ -194,10 +194,10 @@ class FrontendCore:
         if not stream.began:
             stream.early.append(piece)  # Admitted, which brings the prompt's ids, is on its way from the scheduler
             return
-        known = len(stream.delivered)
-        assert piece.start <= known, f"gap: text at {piece.start}, delivered {known}"
-        skip = known - piece.start
-        ids = piece.token_ids[skip:] if skip else piece.token_ids
+        delivered, known = stream.delivered, len(stream.delivered)
+        if piece.start != known:
+            piece = unknown(piece, known)
+        ids = piece.token_ids
         if not ids:
             return
         self._runs(stream, piece.run, out)
@@ -205,13 +205,12 @@ class FrontendCore:
             stream.first_token_ns = now_ns
         if stream.taken == known:
             stream.progress_ns = now_ns
-        stream.delivered.extend(ids)
-        self.board.set_delivered(stream.slot, len(stream.delivered))
+        delivered += ids
+        self.board.set_delivered(stream.slot, len(delivered))
         if stream.door is not None:
-            scores = (piece.logprobs[skip:], piece.scores[skip:])
-            out.append(Deliver(stream.door, ids, piece.texts[skip:], *scores))
+            out.append(Deliver(stream.door, ids, piece.texts, piece.logprobs, piece.scores))
         else:
-            stream.taken = len(stream.delivered)
+            stream.taken = len(delivered)
 
     def _taken(self, event: Taken, now_ns: int, out: list[Effect]) -> None:
         stream = self.doors.get(event.door)

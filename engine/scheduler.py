@@ -13,7 +13,7 @@ from baton.engine.batch import sampling_of
 from baton.engine.batcher import Batcher, Chosen
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
-from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Start, StepDone, TokenRing
+from baton.engine.effects import Doorbell, Effect, Plan, Row, Send, Start, StepDone, TokenRecord, TokenRing
 from baton.engine.flight import Flight, Flights
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
@@ -272,11 +272,10 @@ class SchedulerCore:
                 self.counts["skipped_prompts"] += 1
         for record in done.records:
             seq = self.sequences.get(record.slot)
-            length = 0 if seq is None else len(seq.output)
-            past = seq is not None and seq.end is not None and seq.end.length is not None and length >= seq.end.length
-            if seq is None or past or seq.prompt_due or not counts(record, seq.held.generation, seq.run, length):
+            if seq is None or not self._is_next(seq, record):
                 self.counts["skipped_records"] += 1
                 continue
+            length = len(seq.output)
             what = ending(record.flags, length + 1, seq.max_tokens)
             if what == "error":
                 failure = no_token(record.flags)
@@ -295,10 +294,18 @@ class SchedulerCore:
             if seq.end is None:
                 if what is not None:
                     self._end(seq, End(what, length + 1, stop))
-                elif seq.started:  # else it is a word from before a rank was lost, which the detokenizer believes, too
+                elif seq.held.state != "decoding" and seq.started:
+                    # else it is a word from before a rank was lost, which the detokenizer believes, too
                     self.hands.move(seq.held, "decoding", now_ns, out)
             elif seq.end.length is None and what is not None:  # where it would have ended, it ends all the same
                 seq.end = End("stop", length + 1, stop) if what == "stop" else replace(seq.end, length=length + 1)
+
+    def _is_next(self, seq: Sequence, record: TokenRecord) -> bool:
+        """Whether a record is the sequence's next token, and before its end."""
+        length, end = len(seq.output), seq.end
+        if end is not None and end.length is not None and length >= end.length:
+            return False
+        return counts(record, seq.held.generation, seq.held.epoch, length) and not seq.prompt_due
 
     # -------------------------------------------------------------------------------- ending
 

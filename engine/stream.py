@@ -81,6 +81,14 @@ class Stream:
         return bool(new)
 
 
+def unknown(piece: Piece, known: int) -> Piece:
+    """What a piece says beyond the ``known`` first tokens of the output."""
+    assert piece.start <= known, f"gap: text at {piece.start}, delivered {known}"
+    skip = known - piece.start
+    what = (piece.token_ids[skip:], piece.texts[skip:], piece.logprobs[skip:], piece.scores[skip:])
+    return Piece(piece.slot, piece.generation, piece.run, known, *what)
+
+
 def together(finishes: list[Finish]) -> Finish:
     """The end of a request of several choices: what the prompt cost counts once, output counts for every choice.
 

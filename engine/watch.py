@@ -85,9 +85,8 @@ class Watch:
         """Whether a process is in one phase of its start for too long."""
         if seen.phase != place.phase:
             seen.phase, seen.phase_ns = place.phase, now_ns
-        limits = self.limits
-        most_s = {"starting": limits.starting_s_max, "loading": limits.loading_s_max, "warming": limits.warming_s_max}
-        spent_s, allowed_s = (now_ns - seen.phase_ns) / 1e9, most_s[place.phase]
+        bound = "starting_s_max" if place.phase == "importing" else f"{place.phase}_s_max"
+        spent_s, allowed_s = (now_ns - seen.phase_ns) / 1e9, float(getattr(self.limits, bound))
         if spent_s <= allowed_s:
             return None
-        return f"it has been {place.phase} for {spent_s:.1f} s (limits.{place.phase}_s_max is {allowed_s:g})"
+        return f"it has been {place.phase} for {spent_s:.1f} s (limits.{bound} is {allowed_s:g})"

@@ -27,6 +27,7 @@ class SlotState:
     prompt_tokens: int
     sampling: Sampling
     blocks: list[int]
+    needs_history: bool
     pending: int = 0
     ended: bool = False
 
@@ -65,7 +66,8 @@ class WorkerCore:
             self.slots.pop(slot, None)
         for s in plan.starts:
             tokens = list(s.token_ids)
-            self.slots[s.slot] = SlotState(s.generation, s.run, tokens, s.prompt_tokens, s.sampling, [])
+            history = s.sampling.needs_history
+            self.slots[s.slot] = SlotState(s.generation, s.run, tokens, s.prompt_tokens, s.sampling, [], history)
         return [row for row in map(self._row, plan.rows) if row is not None]
 
     def mistrust(self, scheduler: int) -> None:
@@ -81,7 +83,7 @@ class WorkerCore:
         if plan.step >> 32 != self.scheduler or plan.incarnations != self.group:
             return False
         states = (self.slots.get(row.slot) for row in plan.rows)
-        return not any(state.pending and state.sampling.needs_history for state in states if state is not None)
+        return not any(state.pending and state.needs_history for state in states if state is not None)
 
     def _row(self, row: Row) -> StepRow | None:
         """What a row of a plan means here; None where its sequence has ended meanwhile."""
@@ -96,7 +98,7 @@ class WorkerCore:
         tokens = state.tokens[row.start : end] + [UNKNOWN] * (end - known)
         position = total - state.prompt_tokens
         state.pending += row.sample
-        history = History(state.tokens, state.prompt_tokens) if state.sampling.needs_history else None
+        history = History(state.tokens, state.prompt_tokens) if state.needs_history else None
         asked = state.sampling.prompt_logprobs is not None
         targets = state.tokens[row.start + 1 : min(end + 1, state.prompt_tokens)] if asked else []
         what = (row.sample, position, state.sampling, history)

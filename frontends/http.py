@@ -128,11 +128,7 @@ class HttpDoor:
     ) -> web.StreamResponse:
         async with self.events(exchange, headers) as events:
             await events.open(chunks.first())
-            async for delta in stream:
-                data = chunks.delta(delta)
-                if data:
-                    await events.send(data)
-                stream.took(delta.position)
+            await stream.flow(lambda delta: events.write(chunks.delta(delta)), events.drain)
             finish = stream.final
             assert finish is not None
             failure = failure_of(finish)

@@ -32,16 +32,20 @@ class Entrance(Protocol):
     async def stop(self, grace_s: float) -> None: ...
 
 
-def status(word: Serving | None, places: Iterable[PlaceView]) -> Status:
-    """What ``/ready`` says, by the supervisor's last word; while it says no, how far each process has come."""
+def status(word: Serving | None, seen: Iterable[PlaceView]) -> Status:
+    """What ``/ready`` says, by the supervisor's last word, and how long each phase of each process's start took; while
+    it says no, how far each process has come.
+    """
     if word is not None and word.draining:
         return Status(False, "draining")
+    places = list(seen)
+    start = {f"{place.role.name.lower()}-{place.index}": place.start_ms() for place in places}
     if word is not None and word.ready:
-        return Status(True, "ready")
+        return Status(True, "ready", start_ms=start)
     last = len(PHASES) - 1
     reached = {f"{place.role.name.lower()}-{place.index}": place.phase for place in places}
     percent = 100 * sum(map(PHASES.index, reached.values())) // (last * max(1, len(reached)))
-    return Status(False, "starting" if word is None else "recovering", {"percent": percent, **reached})
+    return Status(False, "starting" if word is None else "recovering", {"percent": percent, **reached}, start)
 
 
 async def run(process: Process, entrance: Entrance | None = None) -> None:

@@ -52,6 +52,7 @@ class Reception:
         self.streams: dict[int, Stream] = {}
         self._looks: dict[int, asyncio.Future[Seen]] = {}
         self._doors = 0
+        self._turn: dict[Stream, None] = {}  # to be flushed at the end of this turn of the loop
         self._idle = asyncio.Event()
         self._idle.set()
         self._reporter: asyncio.TimerHandle | None = None
@@ -141,15 +142,27 @@ class Reception:
 
     def perform(self, effect: DoorEffect) -> None:
         """Carry out an effect of the core; those for a door that has closed since are dropped."""
+        stream = self.streams.get(effect.door)
+        if stream is not None and not isinstance(effect, Seen):
+            stream.perform(effect)
+            return
         look = self._looks.get(effect.door)
         if look is not None and not look.done():
             if isinstance(effect, Seen):
                 look.set_result(effect)
             elif isinstance(effect, Finish):
                 look.set_exception(Refused(failure_of(effect) or INTERNAL))
-        stream = self.streams.get(effect.door)
-        if stream is not None and not isinstance(effect, Seen):
-            stream.perform(effect)
+
+    def flush_soon(self, stream: Stream) -> None:
+        """Something came for a stream that is pumped: it is written once all is here that comes in this turn."""
+        if not self._turn:
+            self.loop.call_soon(self._flush)
+        self._turn[stream] = None
+
+    def _flush(self) -> None:
+        turn, self._turn = self._turn, {}
+        for stream in turn:
+            stream.flush()
 
     def forget(self, stream: Stream) -> None:
         """The stream is closed and hears nothing any more."""

@@ -93,11 +93,7 @@ class ResponseRoutes:
                 data = _sse(events.admitted())
                 if data:
                     await out.send(data)
-                async for delta in stream:
-                    data = _sse(events.delta(delta))
-                    if data:
-                        await out.send(data)
-                    stream.took(delta.position)
+                await stream.flow(lambda delta: out.write(_sse(events.delta(delta))), out.drain)
             except Refused:
                 pass  # its terminal event tells why
             assert stream.final is not None

@@ -95,7 +95,7 @@ class ResponseEvents:
         self.tail = self.tail or bool(delta.tail)
         number = _PRELUDE - 1 + self.position + self.tail
         self.texts.append(text)
-        scores = token_logprobs(delta.logprobs, delta.scores)
+        scores = token_logprobs(delta.logprobs, delta.scores) if delta.scores else []
         self.logprobs += scores
         if not (text or scores) or number <= self.after:
             return []

@@ -27,6 +27,7 @@ class EventStream:
         self.response = web.StreamResponse(headers={**_HEADERS, **headers})
         self._request = request
         self._writer: AbstractStreamWriter | None = None
+        self._chunked = False
         self._loop = asyncio.get_running_loop()
         self.written_s = self._loop.time()
         if request.transport is not None:
@@ -37,19 +38,34 @@ class EventStream:
         writer = await self.response.prepare(self._request)
         assert writer is not None
         self._writer = writer
+        self._chunked = self.response.headers.get("Transfer-Encoding") == "chunked"  # else it is HTTP/1.0
         if first:
-            await self.send(first)
+            await writer.write(first)
         else:
             writer.send_headers()
 
+    def write(self, data: bytes) -> bool:
+        """Write an event, if there is one; whether the client keeps up. Raises ConnectionResetError where it is gone.
+
+        It goes to the transport at once, as the chunk that aiohttp's writer would make of it: that one is a coroutine.
+        """
+        if data:
+            transport = self._request.transport
+            if transport is None or transport.is_closing():
+                raise ConnectionResetError("the client is gone")
+            self.written_s = self._loop.time()
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        return not self._request.protocol.writing_paused
+
+    async def drain(self) -> None:
+        """Wait until the client keeps up. Raises ConnectionResetError where it is gone."""
+        assert self._writer is not None
+        await self._writer.drain()
+
     async def send(self, data: bytes) -> None:
         """Write an event and wait while the client is too far behind. Raises ConnectionResetError where it is gone."""
-        writer = self._writer
-        assert writer is not None
-        self.written_s = self._loop.time()
-        await writer.write(data)
-        if self._request.protocol.writing_paused:
-            await writer.drain()
+        if not self.write(data):
+            await self.drain()
 
     async def end(self, data: bytes) -> None:
         """The last event; the body ends with it, in the same write."""

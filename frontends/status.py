@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The answer of ``/ready``: whether new requests are served, the state in one word, and details for people."""
+    """The answer of ``/ready``: whether new requests are served, the state in one word, and details for people.
+
+    ``start_ms`` is how long each phase of each process's (last) start took.
+    """
 
     ready: bool
     state: str
     detail: dict[str, str | int | float] = field(default_factory=dict)
+    start_ms: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

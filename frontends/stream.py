@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -78,9 +78,12 @@ class Stream:
         self._delta: Delta | None = None
         self._owned = False
         self._position = 0
+        self._fetched = 0
         self._taken = 0
         self._reported = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[Delta], bool] | None = None
+        self._behind = False
         self.others: list[Stream] = []  # the streams of the request's other choices, which end with this one
         self.notify: Callable[[], None] | None = None
 
@@ -138,18 +141,67 @@ class Stream:
         return self
 
     async def __anext__(self) -> Delta:
-        while self._delta is None:
+        while (delta := self.take()) is None:
             if self.final is not None:
                 raise StopAsyncIteration
             await self._wait()
-        delta = self._delta
-        self._delta = None
         return delta
 
     def take(self) -> Delta | None:
         """What came and was not fetched yet, without waiting."""
-        delta, self._delta = self._delta, None
+        delta = self._delta
+        if delta is not None:
+            self._delta, self._fetched = None, delta.position
         return delta
+
+    async def pump(self, write: Callable[[Delta], bool]) -> bool:
+        """Hand each delta to ``write`` at the end of the turn of the loop in which it came; no task is woken for that.
+
+        True once the stream has ended, False as soon as ``write`` says that the client is behind: what comes then is
+        merged, as before any call.
+        """
+        while True:
+            delta = self.take()
+            if delta is not None:
+                if not write(delta):
+                    return False
+            elif self.final is not None:
+                return True
+            else:
+                self._sink, self._behind = write, False
+                try:
+                    await self._wait()
+                finally:
+                    self._sink = None
+                if self._behind:
+                    return False
+
+    async def flow(self, write: Callable[[Delta], bool], drain: Callable[[], Awaitable[None]]) -> None:
+        """``pump`` to the end, for a client whose socket says what it takes: all that was written, once it drained."""
+
+        def written(delta: Delta) -> bool:
+            keeps_up = write(delta)
+            if keeps_up:
+                self.took(delta.position)
+            return keeps_up
+
+        while not await self.pump(written):
+            await drain()
+            self.took(self._fetched)
+
+    def flush(self) -> None:
+        """The turn is over: write what came in it. The reader is woken by the end, or where the client is behind."""
+        sink, waiter = self._sink, self._waiter
+        if sink is None or waiter is None or waiter.done():
+            return
+        delta = self.take()
+        try:
+            self._behind = delta is not None and not sink(delta)
+        except Exception as error:
+            waiter.set_exception(error)
+            return
+        if self._behind or self.final is not None:
+            waiter.set_result(None)
 
     def split(self) -> list[Stream]:
         """The streams of all choices, each with an end of its own from now on."""
@@ -224,14 +276,16 @@ class Stream:
         if self.notify is not None:
             self.notify()
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
+        if self._sink is not None:
+            self._reception.flush_soon(self)
+        elif waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _name(self, effect: Named) -> None:
         self._named = True
         self.id, self.start, self.text_before = effect.request_id, effect.position, effect.text
         self.scores_before = (effect.logprobs, effect.scores)
-        self._position = self._taken = self._reported = effect.position
+        self._position = self._fetched = self._taken = self._reported = effect.position
         self.memo = memo = read_memo(effect.memo)
         self.created = memo.created
         if self._request is None:

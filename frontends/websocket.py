@@ -94,6 +94,16 @@ def _gone(error: Exception) -> bool:
     return rest is None or isinstance(rest, ConnectionError)
 
 
+def text_frame(text: bytes) -> bytes:
+    """A whole message from a server (RFC 6455, section 5.2): FIN, opcode 1, the length in one of three widths."""
+    length = len(text)
+    if length < 126:
+        return b"\x81%c%b" % (length, text)
+    if length < 1 << 16:
+        return b"\x81\x7e%b%b" % (length.to_bytes(2, "big"), text)
+    return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), text)
+
+
 class _Socket(web.WebSocketResponse):
     """Says the limit when it closes on a message above it."""
 
@@ -141,6 +151,7 @@ class _Connection:
         self.finished: OrderedDict[str, None] = OrderedDict()
         self.tasks = asyncio.TaskGroup()
         self.running: set[asyncio.Task[None]] = set()
+        self._frames: list[bytes] = []  # of this turn of the loop
 
     async def run(self) -> None:
         """Until the socket closes; then whatever still runs is cancelled."""
@@ -298,9 +309,7 @@ class _Connection:
             with suppress(Refused):  # its terminal event tells why
                 await stream.begin()
                 await self._send_all(events.admitted())
-                async for delta in stream:
-                    await self._send_all(events.delta(delta))
-                    stream.took(delta.position)
+                await stream.flow(lambda delta: self._write(events.delta(delta)), self.request.writer.drain)
             assert stream.final is not None
             await self._send_all(events.finish(stream.final, again=True))  # who resumed is never left waiting
             stream.answered()
@@ -338,11 +347,30 @@ class _Connection:
         await self._send_all(events.begin(queued=False))
         return events
 
+    def _write(self, events: list[bytes]) -> bool:
+        """Events of one of the streams, to be written with those of the others in one system call at the end of the
+        turn; whether the client keeps up.
+        """
+        transport = self.request.transport
+        if transport is None or transport.is_closing() or self.socket.closed:
+            raise ConnectionResetError("the client is gone")
+        if events and not self._frames:
+            self.door.reception.loop.call_soon(self._flush)
+        self._frames += map(text_frame, events)
+        return not self.request.protocol.writing_paused
+
+    def _flush(self) -> None:
+        frames, self._frames = self._frames, []
+        transport = self.request.transport
+        if frames and transport is not None and not transport.is_closing() and not self.socket.closed:
+            transport.write(b"".join(frames))
+
     async def _send_all(self, events: list[bytes]) -> None:
         for event in events:
             await self._send(event)
 
     async def _send(self, event: bytes) -> None:
+        self._flush()  # what was said before goes before
         await self.socket.send_frame(event, WSMsgType.TEXT)
 
     def _forget(self, job: _Job) -> None:

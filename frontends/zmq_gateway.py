@@ -273,9 +273,7 @@ class _Client:
             prompt_ids = stream.prompt_ids if request.return_token_ids else []
             self.began.append(wire.Began(tag, stream.id.hex(), prompt_ids, request.ignored))
             self._flush_soon()
-            async for delta in stream:
-                job.sent = delta.position
-                self._add(tag, delta)
+            await stream.pump(lambda delta: self._add(job, delta))
         except Refused:
             pass  # its end tells why
         finish = stream.final
@@ -286,10 +284,12 @@ class _Client:
         told = [_prompt_scored(each) for each in finish.prompt_scores]
         self._end(wire.Ended(tag, finish.reason, finish.stop_reason, *used, problem, finish.cached_tokens, told))
 
-    def _add(self, tag: int, delta: Delta) -> None:
+    def _add(self, job: _Job, delta: Delta) -> bool:
+        """More for the next message; how far the client is behind is for its own reports to say."""
+        tag, job.sent = job.tag, delta.position
         waiting = self.pieces.get(tag)
         token_ids, texts, logprobs = delta.token_ids, delta.texts, delta.logprobs
-        scores = [_scored(each) for each in delta.scores]
+        scores = [_scored(each) for each in delta.scores] if delta.scores else []
         if waiting is not None:
             token_ids = waiting.token_ids + token_ids
             texts = waiting.texts + texts
@@ -297,6 +297,7 @@ class _Client:
             scores = waiting.scores + scores
         self.pieces[tag] = wire.Piece(tag, delta.position, token_ids, texts, logprobs, delta.tail, scores)
         self._flush_soon()
+        return True
 
     def _end(self, ended: wire.Ended) -> None:
         self.ended.append(ended)

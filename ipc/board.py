@@ -16,14 +16,14 @@ from pathlib import Path
 from baton.engine.ownership import BoardRow
 from baton.ipc.frames import PLACES_MAX, Role
 
-MAGIC = 0x4E4F544142_03  # "BATON", layout 3
-HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 24, 24
+MAGIC = 0x4E4F544142_04  # "BATON", layout 4
+HEADER_WORDS, PLACE_WORDS, ROW_WORDS = 16, 32, 24
 ROLES = max(Role) + 1
 ROWS_AT = HEADER_WORDS + ROLES * PLACES_MAX * PLACE_WORDS
 TOTALS_WORDS = 512  # what a frontend counts; behind the rows
 
 # words of a place: the first three are the supervisor's, the rest the process's own
-INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES = 0, 1, 2, 3, 4, 5, 8
+INCARNATION, PID, SINCE, PULSE, PHASE, EXPECTED, GAUGES, REACHED = 0, 1, 2, 3, 4, 5, 8, 24
 #: what the scheduler publishes; preemptions and what is of prefixes only grow, from its start on
 GAUGE_NAMES = (
     *("requests_running", "requests_waiting", "kv_blocks_total", "kv_blocks_free", "kv_blocks_cached"),
@@ -31,8 +31,8 @@ GAUGE_NAMES = (
     *("prefix_queries_tokens", "prefix_hits_tokens", "prefix_evictions_blocks"),
     *("ledger_growth", "ledger_resume", "ledger_headroom", "ledger_swapped"),
 )
-#: how far a process has come in starting; the number stands on the board
-PHASES = ("starting", "loading", "warming", "ready")
+#: how far a process has come in starting; the number stands on the board, and behind it when each was reached
+PHASES = ("starting", "importing", "loading", "warming", "ready")
 # words of a row
 VERSION, COPIES, IDENTITY, COUNTS, CANCEL, DELIVERED = 0, 1, 9, 15, 16, 17
 
@@ -50,7 +50,8 @@ def fence() -> None:
 class PlaceView:
     """One process as the life table shows it; ``since_ns`` is when it was started, of the monotonic clock.
 
-    ``expected_ns`` is how long it thinks the work at hand will take, during which its pulse may stand still.
+    ``expected_ns`` is how long it thinks the work at hand will take, during which its pulse may stand still;
+    ``reached_ns`` is when it came to each of ``PHASES``, 0 where it did not, or passed it over.
     """
 
     role: Role
@@ -61,11 +62,20 @@ class PlaceView:
     pulse: int
     phase: str
     expected_ns: int
+    reached_ns: tuple[int, ...] = (0,) * len(PHASES)
 
     @property
     def ready(self) -> bool:
         """Whether its start-up is done."""
         return self.phase == PHASES[-1]
+
+    def start_ms(self) -> dict[str, float]:
+        """How long each phase of its start took, and under "ready" all of them; those that are over."""
+        found, phase, since_ns = dict[str, float](), PHASES[0], self.since_ns
+        for after, at_ns in zip(PHASES[1:], self.reached_ns[1:], strict=True):
+            if at_ns:
+                found[phase], phase, since_ns = round((at_ns - since_ns) / 1e6, 1), after, at_ns
+        return found | ({"ready": round((since_ns - self.since_ns) / 1e6, 1)} if phase == PHASES[-1] else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +239,8 @@ class Board:
         words, at = self._words, self._place(role, index)
         words[at + PID], words[at + SINCE], words[at + PULSE], words[at + PHASE] = 0, since_ns, 0, 0
         words[at + EXPECTED] = 0
+        for phase in range(len(PHASES)):
+            words[at + REACHED + phase] = 0
         words[at + INCARNATION] = incarnation
         fence()
 
@@ -240,9 +252,11 @@ class Board:
         """The process's own: one more event was handled."""
         self._words[self._place(role, index) + PULSE] += 1
 
-    def set_phase(self, role: int, index: int, phase: str) -> None:
-        """The process's own: how far its start-up has come."""
-        self._words[self._place(role, index) + PHASE] = PHASES.index(phase)
+    def set_phase(self, role: int, index: int, phase: str, now_ns: int) -> None:
+        """The process's own: how far its start-up has come, and when."""
+        at, number = self._place(role, index), PHASES.index(phase)
+        self._words[at + PHASE] = number
+        self._words[at + REACHED + number] = self._words[at + REACHED + number] or now_ns
 
     def expect(self, role: int, index: int, duration_ns: int) -> None:
         """The process's own: the work it begins now will take about this long."""
@@ -265,11 +279,12 @@ class Board:
                         words[PULSE],
                         phase,
                         words[EXPECTED],
+                        tuple(words[REACHED : REACHED + len(PHASES)]),
                     )
 
     def set_gauges(self, values: tuple[int, ...]) -> None:
         """The scheduler's: the first of ``GAUGE_NAMES``, as many as there are values."""
-        assert len(values) <= len(GAUGE_NAMES) <= PLACE_WORDS - GAUGES
+        assert len(values) <= len(GAUGE_NAMES) <= REACHED - GAUGES
         at = self._place(Role.SCHEDULER, 0) + GAUGES
         for offset, value in enumerate(values):
             self._words[at + offset] = value

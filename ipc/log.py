@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-
-import structlog
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -51,8 +51,23 @@ class Adopted(logging.Handler):
             self.handleError(record)
 
 
+@contextmanager
+def _absent(package: str) -> Iterator[None]:
+    """Inside, a package that is not loaded is not found."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]  # the import system's own word for it
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
 def make_log(process: str, level: str) -> Log:
     """The log of one process: readable on a terminal, JSON lines elsewhere."""
+    with _absent("rich"):  # structlog would load it for its tracebacks: three times its own time, in every process
+        import structlog
     terminal = sys.stderr.isatty()
     renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
     processors = [

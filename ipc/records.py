@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import NoReturn
 
 import msgspec
@@ -60,10 +61,12 @@ def decode_step(frame: bytes) -> StepDone:
     if len(frame) != behind + extras + behind_them:
         what = f"{count} tokens and {extras} and {behind_them} bytes of extras"
         raise RingDamaged(f"a step frame of {len(frame)} bytes cannot hold {what}")
-    records = [TokenRecord(*fields) for fields in _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])]
-    for index, tops in _extras(frame[: behind + extras], behind, count):
-        records[index] = msgspec.structs.replace(records[index], tops=tops)
-    return StepDone(incarnation, step, records, list(_prompts(frame, behind + extras, prompts)))
+    records = list(starmap(TokenRecord, _TOKEN.iter_unpack(memoryview(frame)[_STEP.size : behind])))
+    if extras:
+        for index, tops in _extras(frame[: behind + extras], behind, count):
+            records[index] = msgspec.structs.replace(records[index], tops=tops)
+    told = list(_prompts(frame, behind + extras, prompts)) if prompts or behind_them else []
+    return StepDone(incarnation, step, records, told)
 
 
 def _extras(frame: bytes, at: int, count: int) -> Iterator[tuple[int, bytes]]:
@@ -133,10 +136,10 @@ class StepReader:
 
     def _decode(self, frame: bytes) -> StepDone:
         done = decode_step(frame)
-        slots = (*(record.slot for record in done.records), *(prompt.slot for prompt in done.prompts))
-        for slot in slots:
-            if slot >= self._rows:
-                raise RingDamaged(f"a record of slot {slot}, the board has {self._rows}")
+        slots = [record.slot for record in done.records] + [prompt.slot for prompt in done.prompts]
+        highest = max(slots, default=0)
+        if highest >= self._rows:
+            raise RingDamaged(f"a record of slot {highest}, the board has {self._rows}")
         return done
 
 

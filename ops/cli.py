@@ -37,6 +37,7 @@ SERVE_FLAGS = {
     "--order": "Who is served first: arrival, priority, shortest, prefix or deadline.",
     "--itl-target-ms": "Longest step, in ms, that a prompt may cause while others decode; 0 is none.",
     "--threads": "Threads the worker computes with.",
+    "--niceness": "How much frontends, tokenizers and detokenizer give way to the worker, 0 to 19.",
     "--worker": "model, or scripted: no model, made-up tokens.",
     "--run-directory": "Where run directories are made.",
     "--log-level": "debug, info, warning or error.",

@@ -138,3 +138,22 @@ def test_what_a_client_imports_brings_in_neither_torch_nor_aiohttp(statement: st
     code = f"{statement}\nimport sys\nfound = {heavy!r} & set(sys.modules)\nassert not found, found"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "wanted"),
+    [
+        ("baton.frontends.process", {"aiohttp"}),
+        ("baton.workers.tokenizer", set[str]()),  # its vocabulary's package comes with the vocabulary
+        ("baton.workers.scheduler", set[str]()),
+        ("baton.workers.detokenizer", set[str]()),
+        ("baton.workers.gpu", set[str]()),  # torch comes with a runner that needs it
+        ("baton.workers.supervisor", set[str]()),
+    ],
+)
+def test_a_process_imports_only_what_its_role_needs(module: str, wanted: set[str]) -> None:
+    heavy = {"torch", "numpy", "aiohttp", "tokenizers", "opentelemetry", "pydantic", "gguf", "safetensors", "rich"}
+    code = f"import {module}, sys\nfrom baton.ipc.log import make_log\nmake_log('x', 'info')\n"
+    code += f"found = {heavy - wanted!r} & set(sys.modules)\nassert not found, found"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ It imports only what the role needs. A child whose supervisor is gone ends at on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -42,7 +43,21 @@ async def _run(launch: Launch) -> int:
     loop = asyncio.get_running_loop()
     loop.add_reader(launch.lifeline, _orphaned)
     loop.set_exception_handler(process.loop_failed)
-    return await live(process, importlib.import_module(MODULES[me.role]).run)
+    process.phase("importing")
+    run = importlib.import_module(MODULES[me.role]).run
+    process.phase("loading")
+    return await live(process, run)
+
+
+def give_way(role: Role, niceness: int) -> None:
+    """A step waits for its slowest thread, so what works beside the steps is less urgent than what makes them.
+
+    A child is a session of its own, and where the kernel groups processes by session (``sched_autogroup_enabled``) it
+    weighs the groups, not their members: then it is the group's niceness that counts.
+    """
+    own = os.nice(0 if role in (Role.WORKER, Role.SCHEDULER) else niceness)
+    with contextlib.suppress(OSError):  # there are no such groups here
+        Path("/proc/self/autogroup").write_text(str(own))
 
 
 def _orphaned() -> None:
@@ -55,6 +70,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     launch = msgspec.json.decode(Path(argv[0]).read_bytes(), type=Launch)
+    give_way(Role(launch.role), launch.settings.niceness)
     stacks = Path(argv[0]).with_suffix(STACKS_SUFFIX)
     with stacks.open("w") as file:  # a dump asks for the stacks by this signal, and the loop need not be alive for it
         faulthandler.register(STACKS_SIGNAL, file)

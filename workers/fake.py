@@ -140,6 +140,8 @@ class ScriptedRunner:
     def _burst(self, state: int, row: StepRow) -> Sampled:
         """The next token and perhaps some after it; also past an end id, for whoever reads them to drop."""
         first = last = self._sample(state, row, row.position)
+        if self.tokens_per_row_max == 1:
+            return first
         more: list[Sampled] = []
         end = row.start + len(row.tokens)
         room = len(row.blocks) * self.block_tokens - end
@@ -158,6 +160,6 @@ class ScriptedRunner:
         token = choose(state, row.sampling, self.vocab, self.mean_tokens, position)
         flags = END_FLAG if token in row.sampling.end_ids else 0
         logprob = -1.0 - (state & 0xFF) / 256
-        rivals = range(min(row.sampling.top_logprobs, self.vocab))
-        tops = pack(((token + rank) % self.vocab, logprob - rank) for rank in rivals)
+        count = min(row.sampling.top_logprobs, self.vocab)
+        tops = pack(((token + rank) % self.vocab, logprob - rank) for rank in range(count)) if count else b""
         return Sampled(token, logprob, flags, tops)

@@ -125,6 +125,9 @@ class MemorySurroundings:
         """Wake a reader of ``ring``."""
         self.machine.ring_bell((role, index, ring))
 
+    def settled(self) -> None:
+        """The interpreter's memory is not this process's alone."""
+
     def die(self) -> NoReturn:
         """End at once; nothing of this process runs any more."""
         self.compartment.kill()

@@ -78,11 +78,12 @@ class Process:
     def ready(self, detail: dict[str, str]) -> None:
         """Tell the supervisor that start-up is done."""
         self.phase("ready")
+        self.surroundings.settled()
         self.links.send(Role.SUPERVISOR, 0, Ready(self.me, detail))
 
     def phase(self, name: str) -> None:
         """Show how far start-up has come."""
-        self.board.set_phase(*self.me.place, name)
+        self.board.set_phase(*self.me.place, name, self.now_ns())
 
     def close(self) -> None:
         """Let go of everything in good order."""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,6 +77,7 @@ class Supervisor:
         self.over: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stillborn: set[tuple[Role, int]] = set()  # to be killed as soon as they are started
+        self.began_ns = now_ns()
         self.core = HealthCore(me, self.board, places(settings), self._look, limits)
         self.links = ZmqLinks(path, me, limits, self.board, self._deliver, self._report)
         self.shell = Shell(
@@ -211,10 +213,19 @@ class Supervisor:
             process.kill()
 
     def _opened(self, effect: Opened) -> None:
+        self._tell_start()
         bound = self.core.children[(Role.FRONTEND, 0)].detail
         for line in greeting(self.card.name, bound["http"], bound["websocket"], bound["zmq"]):
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
+
+    def _tell_start(self) -> None:
+        """Where the time of the start went: a line for each process, in ms, and one for all."""
+        for place in self.board.places():
+            name, began_ms = f"{place.role.name.lower()}-{place.index}", (place.since_ns - self.began_ns) / 1e6
+            self.log.info("process_started", name=name, began_ms=round(began_ms, 1), **place.start_ms())
+        before_ms, since_ms = age_ms(), (now_ns() - self.began_ns) / 1e6
+        self.log.info("server_started", ms=round(before_ms), before_spawning_ms=round(before_ms - since_ms))
 
     def _over(self, effect: Over) -> None:
         self.over.set_result(effect.failure)
@@ -234,6 +245,12 @@ class Supervisor:
 
     def _report(self, event: str, detail: str) -> None:
         self.log.warning(event, detail=detail)
+
+
+def age_ms() -> float:
+    """How long ago this process was started, imports and all."""
+    ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b") ")[2].split()[19])
+    return (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")) * 1e3
 
 
 def process_state(pid: int) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,9 @@ from baton.ipc.tracing import Tracer
 from baton.ipc.zmq_link import ZmqLinks
 from baton.workers.config import Launch
 
+#: young objects that start a collection; a step of many rows makes, and drops, thousands
+GC_ALLOCATIONS = 20_000
+
 
 class Spans(Protocol):
     """Where a process's spans go."""
@@ -34,7 +38,9 @@ class Spans(Protocol):
 
 
 class Surroundings(Protocol):
-    """The ports of one process. ``hear`` gives back how to stop hearing; ``die`` ends the process at once."""
+    """The ports of one process. ``hear`` gives back how to stop hearing; ``settled`` is told when start-up is done, so
+    that what there is by then will stay; ``die`` ends the process at once.
+    """
 
     @property
     def board(self) -> Board: ...
@@ -47,6 +53,7 @@ class Surroundings(Protocol):
     def ring(self, name: str) -> Ring: ...
     def hear(self, ring: str, answer: Callable[[], None]) -> Callable[[], None]: ...
     def ring_bell(self, role: Role, index: int, ring: str) -> None: ...
+    def settled(self) -> None: ...
     def die(self) -> NoReturn: ...
 
 
@@ -89,6 +96,14 @@ class Machine:
     def ring_bell(self, role: Role, index: int, ring: str) -> None:
         """Wake a reader of ``ring``."""
         doorbell.ring(self._bell(role, index, ring))
+
+    def settled(self) -> None:
+        """What start-up made is never looked through again for cycles, and what is made later less often: a collection
+        of a worker's modules alone takes longer than a step.
+        """
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_ALLOCATIONS, *gc.get_threshold()[1:])
 
     def die(self) -> NoReturn:
         """End at once; nothing is cleaned up."""

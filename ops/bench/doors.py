@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from random import Random
 from time import perf_counter
+from typing import cast
 
 import msgspec
 
 from baton import AsyncClient
 from baton.frontends.client import BatonError
-from baton.ops.bench.load import Plan, drive
 from baton.ops.bench.server import Running
-from baton.ops.bench.stream import Outcome
+from baton.ops.bench.stream import shown
 from baton.ops.bench.websocket import WebSocket
 from baton.ops.http import target
 
 WEBSOCKET_PATH = "/v1/responses"
 REQUEST_S_MAX = 120.0
+VOCABULARY = range(1000, 20000)
 #: streams that share one connection, where a door carries many
 STREAMS_PER_SOCKET = 16
 
@@ -49,32 +53,75 @@ class Load:
     seconds: float
 
 
+class Events(asyncio.Protocol):
+    """One streamed completion, counted and hardly read: what a client costs is taken from the server it measures.
+
+    A delta cut in two by the network would not be counted; they are far smaller than what is read at a time.
+    """
+
+    DELTA, DONE = b'"finish_reason":null', b"data: [DONE]"
+    USAGE = re.compile(rb'"completion_tokens":(\d+)')
+    TAIL_BYTES = 2048
+
+    def __init__(self, request: bytes) -> None:
+        self.deltas = 0
+        self.head = self.tail = b""
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+
+    @property
+    def tokens(self) -> int | None:
+        """The server's own count; None where it did not come to that."""
+        found = self.USAGE.findall(self.tail)
+        return int(found[-1]) if found and self.DONE in self.tail else None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask."""
+        cast(asyncio.Transport, transport).write(self._request)  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        """Count, and keep the end."""
+        self.deltas += data.count(self.DELTA)
+        self.head = self.head or data
+        self.tail = data if len(data) > self.TAIL_BYTES else (self.tail + data)[-self.TAIL_BYTES :]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server closes behind its answer."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
 async def over_http(running: Running, load: Load) -> Count:
     """Server-sent events, one connection a request."""
-    count = Count()
-    plan = Plan(
-        model=running.model,
-        concurrency=load.streams,
-        requests=None,
-        seconds=load.seconds,
-        prompt_tokens=load.prompt_tokens,
-        output_tokens=load.output_tokens,
-        vocabulary=range(1000, 20000),
-        text=None,
-        ignore_eos=True,
-        timeout_s=REQUEST_S_MAX,
-        seed=0,
-    )
+    count, where, draw = Count(), target(running.url), Random(0)
+    loop, deadline = asyncio.get_running_loop(), perf_counter() + load.seconds
+    body = {
+        "model": running.model,
+        "max_tokens": load.output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
 
-    def ended(outcome: Outcome) -> None:
-        if outcome.error is not None:
-            count.fail(outcome.error)
-            return
-        count.requests += 1
-        count.tokens += outcome.tokens
-        count.deltas += outcome.deltas
+    async def stream() -> None:
+        while perf_counter() < deadline:
+            prompt = draw.choices(VOCABULARY, k=load.prompt_tokens)
+            request = where.request("POST", "/v1/completions", msgspec.json.encode(body | {"prompt": prompt}))
+            async with asyncio.timeout(REQUEST_S_MAX):
+                transport, events = await loop.create_connection(partial(Events, request), where.host, where.port)
+                await events.done
+            transport.close()
+            if events.tokens is None:
+                count.fail(shown(events.head))
+                continue
+            count.requests += 1
+            count.tokens += events.tokens
+            count.deltas += events.deltas
 
-    await drive(target(running.url), plan, ended)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(load.streams):
+            group.create_task(stream())
     return count
 
 

@@ -1,7 +1,9 @@
 """What the orchestration costs: a scripted worker, many streams, each door in turn (``make bench``).
 
-With no model to wait for, tokens per second and CPU time per token are those of everything around the model. The client
-is this process; on a small machine it competes with the server, so its own CPU time is reported as well.
+With no model to wait for, tokens per second and CPU time per token are those of everything around the model. With steps
+as long as a model's (``--streams 32 --step-ms 20``, or the model itself: ``--worker model``) the time per token is what
+a server of that size pays: fewer tokens share a wake-up, and the caches are cold. The client is this process; on a
+small machine it competes with the server, so its own CPU time is reported as well.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from rich.text import Text
 
 from baton.ops.bench import loop
 from baton.ops.bench.doors import DOORS, Count, Load
-from baton.ops.bench.server import Running, ServerFailed, cpu_seconds, scripted_server
+from baton.ops.bench.server import Running, ServerFailed, cpu_seconds, scripted_server, server
 from baton.ops.terminal import out
 
 WARM_UP_S = 0.5
@@ -38,6 +40,11 @@ class DoorReport(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_per_token: dict[str, float]
     client_cpu_us_per_token: float
 
+    @property
+    def around_us_per_token(self) -> float:
+        """What everything around the worker costs."""
+        return sum(us for name, us in self.cpu_us_per_token.items() if not name.startswith("worker-"))
+
 
 class OrchestrationReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole measurement."""
@@ -45,7 +52,7 @@ class OrchestrationReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     streams: int
     output_tokens: int
-    step_ms: float
+    step_ms: float | None  # None where the model computed
     doors: list[DoorReport]
 
 
@@ -91,9 +98,11 @@ def table(found: OrchestrationReport) -> RenderableType:
         costs.add_column(door.door, justify="right")
     for name in found.doors[0].cpu_us_per_token if found.doors else ():
         costs.add_row(name, *(f"{door.cpu_us_per_token[name]:.2f}" for door in found.doors))
+    costs.add_row("all but the worker", *(f"{door.around_us_per_token:.2f}" for door in found.doors), style="bold")
     costs.add_row("this client", *(f"{door.client_cpu_us_per_token:.2f}" for door in found.doors), style="dim")
     errors = [Text(f"{door.door}: {door.error}", "red") for door in found.doors if door.error]
-    head = f"{found.streams} streams of {found.output_tokens} tokens, scripted worker, {found.step_ms:g} ms a step"
+    worker = found.model if found.step_ms is None else f"scripted worker, {found.step_ms:g} ms a step"
+    head = f"{found.streams} streams of {found.output_tokens} tokens, {worker}"
     return Group(Text(head, "bold"), doors, Text(), costs, *errors)
 
 
@@ -105,7 +114,8 @@ def table(found: OrchestrationReport) -> RenderableType:
 @click.option(
     "--step-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Time a step is made to take."
 )
-@click.option("--model", default="smollm2-135m", show_default=True, help="Model whose vocabulary is used.")
+@click.option("--worker", type=click.Choice(["scripted", "model"]), default="scripted", show_default=True)
+@click.option("--model", default="smollm2-135m", show_default=True, help="Model whose vocabulary, or more, is used.")
 @click.option("--door", "doors", type=click.Choice(list(DOORS)), multiple=True, help="Only this door (repeatable).")
 @click.option("--json", "json_path", metavar="PATH", help="Write the report as JSON ('-': to stdout, no table).")
 def main(
@@ -114,6 +124,7 @@ def main(
     output_tokens: int,
     prompt_tokens: int,
     step_ms: float,
+    worker: str,
     model: str,
     doors: tuple[str, ...],
     json_path: str | None,
@@ -121,13 +132,12 @@ def main(
     """Measure what everything around the model costs, at each door."""
     load = Load(streams, output_tokens, prompt_tokens, seconds)
     try:
-        with scripted_server(model, step_ms) as running:
+        with server(model, {}) if worker == "model" else scripted_server(model, step_ms) as running:
             reports = [measure(running, door, load) for door in doors or DOORS]
     except ServerFailed as error:
         raise click.ClickException(str(error)) from None
-    found = OrchestrationReport(
-        model=model, streams=streams, output_tokens=output_tokens, step_ms=step_ms, doors=reports
-    )
+    step = None if worker == "model" else step_ms
+    found = OrchestrationReport(model=model, streams=streams, output_tokens=output_tokens, step_ms=step, doors=reports)
     if json_path != "-":
         out().print(table(found))
     if json_path is not None:

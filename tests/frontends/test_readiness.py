@@ -18,7 +18,7 @@ def place(role: Role, phase: str) -> PlaceView:
 def test_a_start_is_told_in_phases_with_a_percentage() -> None:
     said = status(None, [place(Role.WORKER, "loading"), place(Role.SCHEDULER, "ready")])
     assert (said.ready, said.state) == (False, "starting")
-    assert said.detail == {"percent": 66, "worker-0": "loading", "scheduler-0": "ready"}
+    assert said.detail == {"percent": 75, "worker-0": "loading", "scheduler-0": "ready"}
 
 
 def test_a_lost_process_is_recovery_and_a_drain_is_no_start() -> None:

@@ -13,7 +13,7 @@ from baton.engine.limits import Limits
 from baton.frontends import traceparent
 from baton.frontends.errors import Refused
 from baton.frontends.reception import Reception
-from baton.frontends.stream import Stream
+from baton.frontends.stream import Delta, Stream
 from baton.frontends.validate import GenerateRequest
 from baton.ipc.frames import Failure, Params, Prompt
 from tests.frontends.double import CARD
@@ -137,6 +137,78 @@ async def test_leaving_by_an_exception_is_going_away_once(desk: Desk) -> None:
     desk.reception.perform(Deliver(stream.door, [1], ["a"], []))
     wants = [event.wants_end for event in desk.events if isinstance(event, Gone)]
     assert wants == [True, False] and not desk.of(Taken)
+
+
+async def test_a_pumped_stream_writes_once_a_turn_and_wakes_nobody_before_the_end(desk: Desk) -> None:
+    written: list[tuple[list[int], int]] = []
+
+    def write(delta: Delta) -> bool:
+        written.append((delta.token_ids, delta.position))
+        return True
+
+    with desk.open() as stream:
+        desk.reception.perform(Deliver(stream.door, [0], ["a"], []))
+        pumping = asyncio.create_task(stream.pump(write))
+        await asyncio.sleep(0)
+        assert written == [([0], 1)], "what was there already goes first"
+        for number in (1, 2):  # two frames in one turn
+            desk.reception.perform(Deliver(stream.door, [number], ["a"], []))
+        assert len(written) == 1
+        await asyncio.sleep(0)
+        assert written[1:] == [([1, 2], 3)] and not pumping.done()
+        desk.reception.perform(Deliver(stream.door, [3], ["a"], []))
+        desk.reception.perform(Finish(stream.door, "stop", None, "tail", 4, 1, None))
+        assert await pumping and written[2:] == [([3], 4)]
+        stream.answered()
+
+
+async def test_a_client_that_is_behind_is_waited_for_and_what_comes_meanwhile_is_merged(desk: Desk) -> None:
+    written: list[list[int]] = []
+    room = asyncio.Event()
+
+    def write(delta: Delta) -> bool:
+        written.append(delta.token_ids)
+        return room.is_set()
+
+    async def drain() -> None:
+        await room.wait()
+
+    with desk.open() as stream:
+        flowing = asyncio.create_task(stream.flow(write, drain))
+        await asyncio.sleep(0)
+        for number in range(5):
+            desk.reception.perform(Deliver(stream.door, [number], ["a"], []))
+            await asyncio.sleep(0)
+        assert written == [[0]] and not desk.of(Taken), "nothing counts as taken before it has drained"
+        room.set()
+        desk.reception.perform(Finish(stream.door, "stop", None, "", 5, 1, None))
+        await flowing
+        assert written == [[0], [1, 2, 3, 4]]
+        assert desk.of(Taken)[-1] == Taken(stream.door, 5)
+        stream.answered()
+
+
+async def test_a_write_that_fails_ends_the_pump_of_its_own_stream_alone(desk: Desk) -> None:
+    def gone(delta: Delta) -> bool:
+        raise ConnectionResetError
+
+    written: list[int] = []
+
+    def write(delta: Delta) -> bool:
+        written.extend(delta.token_ids)
+        return True
+
+    with desk.open() as broken, desk.open() as sound:
+        pumps = [asyncio.create_task(broken.pump(gone)), asyncio.create_task(sound.pump(write))]
+        await asyncio.sleep(0)
+        for stream in (broken, sound):
+            desk.reception.perform(Deliver(stream.door, [7], ["a"], []))
+        with pytest.raises(ConnectionResetError):
+            await pumps[0]
+        desk.reception.perform(Deliver(broken.door, [8], ["a"], []))
+        desk.reception.perform(Finish(sound.door, "stop", None, "", 1, 1, None))
+        assert await pumps[1] and written == [7]
+        sound.answered()
 
 
 async def test_an_idle_reception_is_seen(desk: Desk) -> None:

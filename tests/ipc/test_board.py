@@ -120,7 +120,7 @@ def test_the_life_table() -> None:
     assert board.live(Role.WORKER, 3) == 0
     board.set_live(Role.WORKER, 3, 2, 77)
     board.set_pid(Role.WORKER, 3, 4711)
-    board.set_phase(Role.WORKER, 3, "ready")
+    board.set_phase(Role.WORKER, 3, "ready", 11)
     board.beat(Role.WORKER, 3)
     (place,) = board.places()
     assert (place.role, place.index, place.incarnation, place.pid, place.since_ns) == (Role.WORKER, 3, 2, 4711, 77)
