@@ -40,8 +40,10 @@ def markdown(found: Comparison, baseline: str) -> str:
     lines += [f"Bounds: TTFT {bounds.ttft_ms:g} ms, gaps {bounds.itl_ms:g} ms. Time-out: {found.timeout_s:g} s.", ""]
     client = max(one.report.client_cpu_share for one in found.measured)
     others = middle(100 * one.usage.others_share for one in found.measured)
-    lines += [f"{NOTES} The measuring client took at most {100 * client:.1f} % of a core; others on the machine took"]
-    lines += [f"{shown(others, 0)} % of all cores.", ""]
+    shares = (
+        f"The measuring client took at most {100 * client:.1f} % of a core, others {shown(others, 0)} % of all cores."
+    )
+    lines += [f"{NOTES} {shares}", ""]
     for workload in found.workloads():
         lines += [f"**{workload}**", "", *workload_grid(found, workload), ""]
     if len(found.names()) > 1 and baseline in found.names():
