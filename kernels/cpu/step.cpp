@@ -231,8 +231,8 @@ struct Step {
     const int position = part.start + token, at = position % BATON_BLOCK_TOKENS;
     const size_t place = place_of(s.blocks[part.table + position / BATON_BLOCK_TOKENS], kv_head, m);
     store_kv(key, value, layer.keys + place, layer.values + place, at, m.head_dim);
-    // A block that this part began holds what its former owner left.
-    if (token == part.count - 1 && position - at >= part.start) clear_values(layer.values + place, at + 1, m.head_dim);
+    // Behind its last token a block holds what a former owner left, or the one it was copied from.
+    if (token == part.count - 1) clear_values(layer.values + place, at + 1, m.head_dim);
   }
 
   void attention(const BatonLayer &layer, bf16 *qkv, bf16 *out, int index, int me) {

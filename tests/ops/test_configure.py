@@ -57,6 +57,7 @@ def test_every_setting_can_be_set_from_the_environment(name: str) -> None:
         "dtype": "float32",
         "device": "cuda",
         "weights": "float32",
+        "kernels": "torch",
         "worker": "scripted",
         "log_level": "debug",
         "kv_memory": "1GiB",

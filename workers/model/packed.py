@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.kernels.native import HEAD_DIMS, PANEL
+from baton.kernels.native import ABI, HEAD_DIMS, PANEL
 from baton.kernels.packing import Blocks, interleave, kind_of, pack, stack
 from baton.workers.model.config import ModelConfig
 from baton.workers.model.gguf import Header
@@ -64,7 +64,7 @@ def unfit(config: ModelConfig) -> str | None:
 def load_packed(path: Path, weights: str) -> PackedWeights:
     """The weights of a GGUF, held as ``weights`` says. Raises ``ModelFileError``."""
     converted = converted_weights(
-        path, f"packed {weights}", lambda header, config: _convert(header, config, weights), resident=True
+        path, f"packed {weights} {ABI}", lambda header, config: _convert(header, config, weights), resident=True
     )
     tensors = converted.tensors
     matrices, vectors = dict[str, PackedMatrix](), dict[str, Tensor]()

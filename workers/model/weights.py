@@ -220,6 +220,8 @@ class Reader:
         if kind == Kind.Q8_0:
             return Blocks(parts[:, :, 2:].contiguous().view(torch.int8).view(rows, -1), d, None)
         m = half(2) if kind == Kind.Q4_1 else d * -8
+        if not torch.isfinite(m).all():  # beyond float16
+            return None
         nibbles = parts[:, :, -16:]
         return Blocks(torch.cat((nibbles & 15, nibbles >> 4), 2).view(rows, -1), d, m)
 

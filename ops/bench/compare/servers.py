@@ -31,7 +31,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``request`` is added to every request's JSON: each server's own way to ignore the end of the sequence. ``engine`` is
     a regular expression on command lines that says which process computes the model; without one it is the one that
-    took most CPU time. ``defaults`` fill placeholders for which no flag does.
+    took most CPU time. ``defaults`` fill placeholders for which no flag does. With ``by_name`` it is measured only where
+    it is named.
     """
 
     command: list[str]
@@ -44,6 +45,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: list[str] = []
     start_s_max: float = 300.0
     defaults: dict[str, str] = {}
+    by_name: bool = False
     name: str = ""
 
     def placeholders(self) -> set[str]:
@@ -104,7 +106,7 @@ def like(row: object, rows: Mapping[str, object]) -> object:
 
 
 def chosen(table: Mapping[str, Server], names: Sequence[str], settings: Sequence[tuple[str, str, str]]) -> list[Server]:
-    """The servers to measure, filled: those named, else all whose placeholders are filled, in the table's order.
+    """The servers to measure, filled: those named, else all that are filled and not ``by_name``, in the table's order.
 
     ``settings`` are (pattern of names, placeholder, value). ``BadTable`` where a name is unknown, a setting meets no
     server or no placeholder, a value is missing, or what a server needs is not installed.
@@ -119,7 +121,7 @@ def chosen(table: Mapping[str, Server], names: Sequence[str], settings: Sequence
         if not any(key in server.placeholders() for server in met):
             raise BadTable(f"{pattern}: its command has no place for {{{key}}}")
     found = []
-    for name in names or table:
+    for name in names or (name for name, server in table.items() if not server.by_name):
         server = table[name]
         values = {key: value for pattern, key, value in settings if fnmatch(name, pattern)}
         missing = server.placeholders() - set(values) - set(server.defaults)
