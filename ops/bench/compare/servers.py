@@ -106,7 +106,7 @@ def like(row: object, rows: Mapping[str, object]) -> object:
 
 
 def chosen(table: Mapping[str, Server], names: Sequence[str], settings: Sequence[tuple[str, str, str]]) -> list[Server]:
-    """The servers to measure, filled: those named, else all that are filled and not ``by_name``, in the table's order.
+    """The servers to measure, filled: those named, else all that are filled and not ``by_name``, in order.
 
     ``settings`` are (pattern of names, placeholder, value). ``BadTable`` where a name is unknown, a setting meets no
     server or no placeholder, a value is missing, or what a server needs is not installed.
