@@ -7,11 +7,12 @@ independent: a row's tokens do not depend on the rows beside it, in bfloat16 as 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
+from ctypes import c_char, c_double
 from dataclasses import dataclass
-from itertools import chain
+from struct import Struct
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,17 +22,19 @@ from baton.workers.model.huge import huge_bytes
 from baton.workers.model.packed import PackedMatrix, PackedWeights
 from baton.workers.model.rope import frequencies
 
-DRAW = np.dtype([("number", "f8"), ("temperature", "f4"), ("top_p", "f4"), ("min_p", "f4"), ("top_k", "i4")])
-CHOICE = np.dtype([("token", "i4"), ("logprob", "f4"), ("log_normaliser", "f4"), ("finite", "i4")])
-assert DRAW.itemsize == ctypes.sizeof(Draw)
-assert CHOICE.itemsize == ctypes.sizeof(Choice)
+#: ``BatonDraw``: number, temperature, top-p, min-p, top-k; and ``BatonChoice``
+DRAW, CHOICE = Struct("@dfffi"), Struct("@iffi")
+assert (DRAW.size, CHOICE.size) == (ctypes.sizeof(Draw), ctypes.sizeof(Choice))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``choices`` is ``[wanted]`` of dtype ``CHOICE``; ``logits``, float32 ``[wanted, vocab]``, till the next call."""
+    """``choices`` of the wanted rows are (token, log-probability, log-normaliser, whether all is finite).
 
-    choices: np.ndarray
+    ``logits`` are float32 ``[wanted or more, vocab or more]``, good till the next call.
+    """
+
+    choices: list[tuple[int, float, float, int]]
     logits: Tensor
 
 
@@ -45,8 +48,11 @@ class NativeLlama:
         team: Team,
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
+        vocab: int,
     ) -> None:
-        """``keys`` and ``values`` are each layer's pool, ``block_size * kv_heads * head_dim`` bfloat16 a block."""
+        """Ids from ``vocab`` on are never chosen.
+
+        ``keys`` and ``values`` are each layer's pool, ``block_size * kv_heads * head_dim`` bfloat16 a block."""
         self.config = config = weights.config
         self._library, self._team = library, team
         factors = weights.vectors.get("rope_factors")
@@ -86,73 +92,80 @@ class NativeLlama:
             self._layers,
         )
         self._workspace = huge_bytes(0)
+        self._room = (0, 0)  # for a step of so many tokens, of which so many are wanted
         self._logits = torch.empty(0, -(-config.vocab // PANEL) * PANEL)
         self._blocks = len(keys[0])
-        self._last: Step | None = None
-        self._seconds = np.zeros(len(PHASES))
+        self._step = Step(vocab=vocab)
+        self._seconds = (c_double * len(PHASES))()
+        self._step.seconds = ctypes.addressof(self._seconds)
 
-    def step(self, rows: Sequence[StepRow], draws: np.ndarray, vocab: int, layers: int | None = None) -> Outcome:
-        """Compute ``rows``; a token is chosen after each that samples, by its own of ``draws`` (of dtype ``DRAW``).
+    def step(self, rows: Sequence[StepRow], draws: bytearray, layers: int | None = None) -> Outcome:
+        """Compute ``rows``; a token is chosen after each that samples, by its own of ``draws`` (see ``DRAW``), or
+        greedily where those are empty. ``layers`` are how many are computed, by default all.
 
-        Ids from ``vocab`` on are never chosen. ``layers`` are how many are computed, by default all.
+        This is between two steps, when nothing that Python touches is in the caches: it makes few objects.
         """
-        counts = np.fromiter((len(row.tokens) for row in rows), np.int32, len(rows))
-        ends = counts.cumsum(dtype=np.int32)
-        starts = np.fromiter((row.start for row in rows), np.int32, len(rows))
-        tables = np.fromiter((len(row.blocks) for row in rows), np.int32, len(rows))
-        ids = np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int32, int(ends[-1]))
-        blocks = np.fromiter(chain.from_iterable(row.blocks for row in rows), np.int32, int(tables.sum()))
-        part = np.stack((ends - counts, counts, starts, tables.cumsum(dtype=np.int32) - tables), 1)
-        wanted = ends[np.fromiter((row.sample for row in rows), bool, len(rows))] - 1
-        # The kernels look at none of this again: what is wrong here would be read and written anywhere.
-        assert counts.min() > 0 and (starts + counts <= tables * BLOCK_TOKENS).all(), "tokens without a block"
-        assert ids.min() >= 0 and ids.max() < self.config.vocab, "token ids outside the vocabulary"
-        assert blocks.min() >= 0 and blocks.max() < self._blocks, "blocks outside the pool"
-        step = Step(
-            tokens=len(ids),
-            parts=len(rows),
-            layers=self.config.layers if layers is None else min(layers, self.config.layers),
-            vocab=vocab,
-            ids=ids.ctypes.data,
-            part=part.ctypes.data,
-            blocks=blocks.ctypes.data,
-        )
-        return self._call(self._library.baton_step, step, wanted, draws)
+        ids, parts, blocks, wanted = list[int](), list[int](), list[int](), list[int]()
+        for row in rows:
+            count, table = len(row.tokens), row.blocks
+            # The kernels look at none of this again: what is wrong here would be read and written anywhere.
+            assert count > 0 and row.start + count <= len(table) * BLOCK_TOKENS, "tokens without a block"
+            parts += (len(ids), count, row.start, len(blocks))
+            ids += row.tokens
+            blocks += table
+            if row.sample:
+                wanted.append(len(ids) - 1)
+        assert min(ids) >= 0 and max(ids) < self.config.vocab, "token ids outside the vocabulary"
+        assert min(blocks) >= 0 and max(blocks) < self._blocks, "blocks outside the pool"
+        step, tokens = self._step, len(ids)
+        ids += parts
+        ids += blocks
+        numbers = array("i", ids)
+        address, size = numbers.buffer_info()[0], numbers.itemsize
+        step.tokens, step.parts = tokens, len(rows)
+        step.layers = self.config.layers if layers is None else min(layers, self.config.layers)
+        step.ids, step.part, step.blocks = address, address + size * tokens, address + size * (tokens + len(parts))
+        return self._call(self._library.baton_step, wanted, draws, keep=False)
 
     def phases_s(self) -> dict[str, float]:
         """Seconds by part of a step, summed over all steps since this was asked last."""
-        seconds = dict(zip(PHASES, self._seconds.tolist(), strict=True))
-        self._seconds[:] = 0
+        seconds = dict(zip(PHASES, self._seconds, strict=True))
+        ctypes.memset(self._seconds, 0, ctypes.sizeof(self._seconds))
         return seconds
 
-    def more_logits(self, rows: np.ndarray) -> Outcome:
+    def more_logits(self, rows: Sequence[int]) -> Outcome:
         """Logits after further tokens of the last step, by their index in it; the likeliest is chosen."""
-        assert self._last is not None
-        draws = np.zeros(len(rows), DRAW)
-        again = Step(tokens=self._last.tokens, vocab=self._last.vocab)  # whose parts and ids are no longer needed
-        return self._call(self._library.baton_head, again, rows, draws)
+        self._step.parts = 0  # what describes them is gone
+        return self._call(self._library.baton_head, rows, bytearray(), keep=True)
 
-    def _call(self, function: ctypes._NamedFuncPointer, step: Step, wanted: np.ndarray, draws: np.ndarray) -> Outcome:
-        assert len(draws) == len(wanted) and self._team.handle is not None
-        wanted = np.ascontiguousarray(wanted, np.int32)
-        choices = np.empty(len(wanted), CHOICE)
-        self._make_room(step.tokens, len(wanted), keep=step.parts == 0)
-        step.wanted, step.rows, step.draw = len(wanted), wanted.ctypes.data, draws.ctypes.data
-        step.logits, step.choice = self._logits.data_ptr(), choices.ctypes.data
-        step.workspace, step.seconds = self._workspace.data_ptr(), self._seconds.ctypes.data
+    def _call(self, function: ctypes._NamedFuncPointer, wanted: Sequence[int], draws: bytearray, keep: bool) -> Outcome:
+        step, count = self._step, len(wanted)
+        assert self._team.handle is not None
+        assert not draws or len(draws) == count * DRAW.size
+        if step.tokens > self._room[0] or count > self._room[1]:
+            self._make_room(step.tokens, count, keep)
+        rows, chosen = array("i", wanted), bytearray(count * CHOICE.size)
+        draws = draws or bytearray(count * DRAW.size)
+        step.wanted, step.rows = count, rows.buffer_info()[0]
+        step.draw, step.choice = _address(draws), _address(chosen)
         function(self._team.handle, ctypes.byref(self._model), ctypes.byref(step))
-        self._last = step
-        return Outcome(choices, self._logits[: len(wanted), : step.vocab])
+        return Outcome(list(CHOICE.iter_unpack(chosen)), self._logits)
 
     def _make_room(self, tokens: int, wanted: int, keep: bool) -> None:
         """Memory for a step; one that wants more than any before has it made anew. ``keep`` what the last one left."""
+        tokens, wanted = max(tokens, self._room[0]), max(wanted, self._room[1])
         need = self._library.baton_workspace_bytes(ctypes.byref(self._model), tokens, wanted, self._team.threads)
-        if need > len(self._workspace):
-            kept, self._workspace = self._workspace if keep else None, huge_bytes(0)  # so that it is let go first
-            self._workspace = huge_bytes(need)
-            if kept is not None:
-                self._workspace[: len(kept)] = kept
+        kept, self._workspace = self._workspace if keep else None, huge_bytes(0)  # so that it is let go first
+        self._workspace = huge_bytes(need)
+        if kept is not None:
+            self._workspace[: len(kept)] = kept
+        width = self._logits.shape[1]
         if wanted > len(self._logits):
-            width = self._logits.shape[1]
             self._logits = torch.empty(0, width)
             self._logits = huge_bytes(wanted * width * 4).view(torch.float32).view(wanted, width)
+        self._room = tokens, wanted
+        self._step.workspace, self._step.logits = self._workspace.data_ptr(), self._logits.data_ptr()
+
+
+def _address(data: bytearray) -> int | None:
+    return ctypes.addressof(c_char.from_buffer(data)) if data else None

@@ -31,8 +31,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``request`` is added to every request's JSON: each server's own way to ignore the end of the sequence. ``engine`` is
     a regular expression on command lines that says which process computes the model; without one it is the one that
-    took most CPU time. ``defaults`` fill placeholders for which no flag does. With ``by_name`` it is measured only where
-    it is named.
+    took most CPU time. ``defaults`` fill placeholders for which no flag does. One ``by_name`` is measured only if named.
     """
 
     command: list[str]
@@ -106,7 +105,7 @@ def like(row: object, rows: Mapping[str, object]) -> object:
 
 
 def chosen(table: Mapping[str, Server], names: Sequence[str], settings: Sequence[tuple[str, str, str]]) -> list[Server]:
-    """The servers to measure, filled: those named, else all that are filled and not ``by_name``, in order.
+    """The servers to measure, filled: those named, else all that can be filled and are not ``by_name``.
 
     ``settings`` are (pattern of names, placeholder, value). ``BadTable`` where a name is unknown, a setting meets no
     server or no placeholder, a value is missing, or what a server needs is not installed.
