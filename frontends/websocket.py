@@ -39,6 +39,8 @@ ENVELOPE = Shape("Envelope", (*parameters.ENVELOPE, "response"))
 
 #: finished responses that a late cancel is told about by name
 _FINISHED_MAX = 1024
+#: so much may wait for the end of a turn of the loop
+_TURN_BYTES_MAX = 16 << 10
 #: how long a client may take to answer a close
 _CLOSE_S_MAX = 1.0
 
@@ -152,6 +154,7 @@ class _Connection:
         self.tasks = asyncio.TaskGroup()
         self.running: set[asyncio.Task[None]] = set()
         self._frames: list[bytes] = []  # of this turn of the loop
+        self._frames_bytes = 0
 
     async def run(self) -> None:
         """Until the socket closes; then whatever still runs is cancelled."""
@@ -349,7 +352,7 @@ class _Connection:
 
     def _write(self, events: list[bytes]) -> bool:
         """Events of one of the streams, to be written with those of the others in one system call at the end of the
-        turn; whether the client keeps up.
+        turn; whether the client keeps up. What is large is written at once: only then is it known what the socket took.
         """
         transport = self.request.transport
         if transport is None or transport.is_closing() or self.socket.closed:
@@ -357,10 +360,13 @@ class _Connection:
         if events and not self._frames:
             self.door.reception.loop.call_soon(self._flush)
         self._frames += map(text_frame, events)
+        self._frames_bytes += sum(map(len, events))
+        if self._frames_bytes > _TURN_BYTES_MAX:
+            self._flush()
         return not self.request.protocol.writing_paused
 
     def _flush(self) -> None:
-        frames, self._frames = self._frames, []
+        frames, self._frames, self._frames_bytes = self._frames, [], 0
         transport = self.request.transport
         if frames and transport is not None and not transport.is_closing() and not self.socket.closed:
             transport.write(b"".join(frames))

@@ -6,7 +6,6 @@ It imports only what the role needs. A child whose supervisor is gone ends at on
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -33,6 +32,7 @@ MODULES = {
     Role.WORKER: "baton.workers.gpu",
     Role.DETOKENIZER: "baton.workers.detokenizer",
 }
+AUTOGROUP = Path("/proc/self/autogroup")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,6 +41,7 @@ async def _run(launch: Launch) -> int:
     process = Process(launch, me, Machine(launch, me))
     logging.getLogger().addHandler(Adopted(process.log))
     loop = asyncio.get_running_loop()
+    weigh_session(loop)
     loop.add_reader(launch.lifeline, _orphaned)
     loop.set_exception_handler(process.loop_failed)
     process.phase("importing")
@@ -50,14 +51,25 @@ async def _run(launch: Launch) -> int:
 
 
 def give_way(role: Role, niceness: int) -> None:
-    """A step waits for its slowest thread, so what works beside the steps is less urgent than what makes them.
+    """A step waits for its slowest thread, so what works beside the steps is less urgent than what makes them."""
+    os.nice(0 if role in (Role.WORKER, Role.SCHEDULER) else niceness)
 
-    A child is a session of its own, and where the kernel groups processes by session (``sched_autogroup_enabled``) it
-    weighs the groups, not their members: then it is the group's niceness that counts.
+
+def weigh_session(loop: asyncio.AbstractEventLoop, tries: int = 50) -> None:
+    """A child is a session of its own, and where the kernel groups processes by session (``sched_autogroup_enabled``)
+    it weighs the groups, not their members: the group is to be as nice as its process.
+
+    The kernel takes ten such wishes a second from all who may not administer it, and asks the others to try again.
     """
-    own = os.nice(0 if role in (Role.WORKER, Role.SCHEDULER) else niceness)
-    with contextlib.suppress(OSError):  # there are no such groups here
-        Path("/proc/self/autogroup").write_text(str(own))
+    own = os.nice(0)
+    try:
+        if AUTOGROUP.read_text().split()[-1] != str(own):
+            AUTOGROUP.write_text(str(own))
+    except BlockingIOError:
+        if tries:
+            loop.call_later(0.15, weigh_session, loop, tries - 1)
+    except OSError:
+        pass  # there are no such groups here
 
 
 def _orphaned() -> None:

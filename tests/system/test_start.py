@@ -42,7 +42,9 @@ async def test_what_works_beside_the_steps_gives_way_to_what_makes_them() -> Non
             assert psutil.Process(place.pid).nice() == nice, name
             group = Path(f"/proc/{place.pid}/autogroup")
             if group.exists():
-                assert group.read_text().split()[-1] == str(nice), name
+                async with asyncio.timeout(10):  # the kernel may have asked it to try again
+                    while group.read_text().split()[-1] != str(nice):
+                        await asyncio.sleep(0.05)
         answer = await server.complete(prompt=[1, 2, 3], max_tokens=4)
         assert answer["usage"]["completion_tokens"] == 4
 
