@@ -196,8 +196,9 @@ class Supervisor:
             if (role, index) != (effect.role, effect.index):
                 story = self.directory.path / f"{role.name.lower()}-{index}{STORY_SUFFIX}"
                 self.links.send(role, index, Tell(str(story)))
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(STACKS_SIGNAL)
+            if catches(process.pid, STACKS_SIGNAL):  # it would kill a process that has only just been started
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(STACKS_SIGNAL)
 
     def _dump(self, effect: Dump) -> None:
         name = f"{effect.role.name.lower()}-{effect.index}"
@@ -260,6 +261,16 @@ def process_state(pid: int) -> str:
             return chr(file.read().rpartition(b") ")[2][0])
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return "X"
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
+    except (FileNotFoundError, ProcessLookupError, StopIteration):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 async def _serve(settings: Settings) -> int:

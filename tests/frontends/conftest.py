@@ -20,10 +20,23 @@ from baton.ipc.board import TOTALS_WORDS
 from baton.workers.config import Settings
 from tests.frontends.double import Engine
 
+LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The server runs on uvloop; the SDK also on asyncio's own loop."""
-    return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    return LOOPS
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On asyncio's own loop only what is marked ``sdk`` is run: no server is."""
+
+    def idle(item: pytest.Item) -> bool:
+        call = getattr(item, "callspec", None)
+        return call is not None and LOOPS["asyncio"] in call.params.values() and not item.get_closest_marker("sdk")
+
+    config.hook.pytest_deselected(items=[item for item in items if idle(item)])
+    items[:] = [item for item in items if not idle(item)]
 
 
 def words() -> memoryview:

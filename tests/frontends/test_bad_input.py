@@ -87,7 +87,10 @@ DOORS: dict[str, tuple[Callable[[House], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("door", "body"), DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize(
+    ("door", "body"),
+    [pytest.param(*DOORS[name], id=name, marks=[pytest.mark.sdk] * name.startswith("sdk")) for name in DOORS],
+)
 @pytest.mark.parametrize("part", range(4))
 async def test_bad_input_is_refused_by_name_and_the_engine_never_sees_it(
     house: House, door: Callable[[House], Any], body: dict[str, Any], part: int
@@ -110,6 +113,7 @@ async def test_bad_input_is_refused_by_name_and_the_engine_never_sees_it(
         *(("timeout_s", "1"), ("timeout_s", True), ("user", "\ud800"), ("metadata", {"a": object()}), ("stop", {1j})),
     ],
 )
+@pytest.mark.sdk
 async def test_what_the_sdk_cannot_send_is_refused_by_name_and_costs_the_others_nothing(
     house: House, name: str, value: Any
 ) -> None:
@@ -126,6 +130,7 @@ async def test_what_the_sdk_cannot_send_is_refused_by_name_and_costs_the_others_
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2**70, -(2**70)])
 @pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"1": value}, lambda value: [[value]]])
+@pytest.mark.sdk
 async def test_the_sdk_refuses_numbers_that_json_cannot_say(house: House, value: float, wrap: Any) -> None:
     async with AsyncClient(house.places["zmq"]) as client:
         for ask in (lambda **more: client.chat(HI, **more), lambda **more: client.complete("x", **more)):
@@ -136,6 +141,7 @@ async def test_the_sdk_refuses_numbers_that_json_cannot_say(house: House, value:
     assert not house.engine.jobs
 
 
+@pytest.mark.sdk
 async def test_the_sdk_refuses_what_is_nested_too_deeply(house: House) -> None:
     nested: list[Any] = []
     for _ in range(100_000):

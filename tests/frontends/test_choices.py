@@ -175,6 +175,7 @@ async def test_a_halt_brings_one_account(house: House) -> None:
     settled(house.engine)
 
 
+@pytest.mark.sdk
 async def test_the_sdk_has_choices_and_deltas_know_theirs(house: House) -> None:
     house.engine.on_submit = by_choice("ab", "cde")
     async with AsyncClient(house.places["zmq"]) as client:
@@ -194,6 +195,7 @@ async def test_the_sdk_has_choices_and_deltas_know_theirs(house: House) -> None:
     assert len(house.engine.accounts) == 3
 
 
+@pytest.mark.sdk
 async def test_leaving_an_sdk_stream_cancels_all_choices(house: House) -> None:
     house.engine.on_submit = admit_and_say
     async with AsyncClient(house.places["zmq"]) as client:
@@ -204,6 +206,7 @@ async def test_leaving_an_sdk_stream_cancels_all_choices(house: House) -> None:
         await house.engine.empty()
 
 
+@pytest.mark.sdk
 async def test_an_sdk_request_fails_with_its_first_choice_that_does(house: House) -> None:
     def script(job: Job) -> None:
         job.admit()
@@ -252,6 +255,7 @@ def test_numbers_of_choices_that_cannot_be_are_refused_by_name(kind: str, fields
     assert (refused.value.failure.status, refused.value.failure.param) == (400, param)
 
 
+@pytest.mark.sdk
 async def test_a_key_and_several_choices_do_not_go_together(house: House) -> None:
     async with house.post("/v1/completions", {**TEXT, "n": 2}, headers={"Idempotency-Key": "k"}) as response:
         assert response.status == 400 and (await response.json())["error"]["param"] == "n"

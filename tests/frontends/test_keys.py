@@ -117,6 +117,7 @@ async def test_a_refusal_is_not_kept(tmp_path: Path) -> None:
         assert (await post(house, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"] == "a"
 
 
+@pytest.mark.sdk
 async def test_the_sdk_repeats_by_key(house: House) -> None:
     house.engine.on_submit = play("a", "b")
     async with AsyncClient(house.places["zmq"]) as client:

@@ -81,6 +81,7 @@ async def test_a_repeated_key_gets_the_same(house: House) -> None:
     assert answer.scores_bytes > 0, "what is kept is counted"
 
 
+@pytest.mark.sdk
 async def test_the_sdk_has_them_with_the_end(house: House) -> None:
     house.engine.on_submit = tell
     async with AsyncClient(house.places["zmq"]) as client:

@@ -310,6 +310,7 @@ def cut(client: AsyncClient) -> None:
     connection.fail(NotConnected("cut"))
 
 
+@pytest.mark.sdk
 async def test_the_sdk_goes_on_over_another_connection(tmp_path: Path) -> None:
     async with opened(tmp_path, LIMITS) as house:
         house.engine.on_submit = admit
@@ -331,6 +332,7 @@ async def test_the_sdk_goes_on_over_another_connection(tmp_path: Path) -> None:
         assert not job.cancelled.is_set()
 
 
+@pytest.mark.sdk
 async def test_the_sdk_hears_that_nothing_is_kept_and_of_a_server_that_is_gone(tmp_path: Path) -> None:
     limits = Limits(client_ping_s=0.02, sweep_interval_s=0.02, resume_s_max=0.1)
     async with opened(tmp_path, limits) as house:
@@ -353,6 +355,7 @@ async def test_the_sdk_hears_that_nothing_is_kept_and_of_a_server_that_is_gone(t
 
 
 @pytest.mark.parametrize("how", ["leave", "close"])
+@pytest.mark.sdk
 async def test_an_sdk_stream_that_is_left_is_cancelled_at_once_resumable_or_not(tmp_path: Path, how: str) -> None:
     async with opened(tmp_path, LIMITS) as house:
         house.engine.on_submit = admit

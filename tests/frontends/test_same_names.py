@@ -65,6 +65,7 @@ async def test_over_two_sockets_with_one_stream_id(house: House) -> None:
     await house.engine.empty()
 
 
+@pytest.mark.sdk
 async def test_over_the_sdk_where_every_client_counts_from_the_same_number(house: House) -> None:
     async def ask(prompt: str) -> tuple[str, str]:
         async with AsyncClient(house.places["zmq"]) as client:

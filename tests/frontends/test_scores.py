@@ -97,6 +97,7 @@ async def test_a_streamed_response_has_them_in_its_deltas_and_at_its_end(house: 
     assert done["logprobs"] == whole == said[-1]["response"]["output"][0]["content"][0]["logprobs"]
 
 
+@pytest.mark.sdk
 async def test_the_sdk_has_bytes_and_candidates(house: House) -> None:
     house.engine.on_submit = play("a", "b")
     async with AsyncClient(house.places["zmq"]) as client:

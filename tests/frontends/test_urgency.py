@@ -61,7 +61,9 @@ DOORS = {
     "websocket": websocket,
     "sdk": sdk,
 }
-every_door = pytest.mark.parametrize("ask", DOORS.values(), ids=DOORS)
+every_door = pytest.mark.parametrize(
+    "ask", [pytest.param(ask, id=name, marks=[pytest.mark.sdk] * (name == "sdk")) for name, ask in DOORS.items()]
+)
 
 
 def finish(cached_tokens: int) -> Callable[[Job], None]:

@@ -23,6 +23,8 @@ from baton.ipc.frames import Failure
 from tests.frontends.conftest import House, opened
 from tests.frontends.double import admit, admit_and_say, play
 
+pytestmark = pytest.mark.sdk
+
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

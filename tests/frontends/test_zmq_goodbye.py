@@ -12,6 +12,8 @@ from baton.frontends.client import AsyncClient, NotConnected
 from tests.frontends.conftest import opened
 from tests.frontends.double import play
 
+pytestmark = pytest.mark.sdk
+
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from baton.engine.states import STATE_NAMES
 from tests.system.server import Server
@@ -18,10 +19,16 @@ SCRIPTED = ("--worker", "scripted")
 SLOW = {"BATON_SCRIPTED_STEP_MS": "4", "BATON_LIMITS__RESTARTS_MAX": "50"}
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with Server(*SCRIPTED, environment=SLOW) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    state = str(tmp_path_factory.mktemp("state"))
+    async with Server(*SCRIPTED, environment={**SLOW, "XDG_STATE_HOME": state}) as running:
         yield running
+
+
+def dumps(server: Server) -> set[Path]:
+    """What was written of those that hung."""
+    return set(Path(server.environment["XDG_STATE_HOME"]).glob("baton/dumps/*"))
 
 
 def ids(chunks: list[dict[str, Any]]) -> list[int]:
@@ -35,6 +42,7 @@ def text(chunks: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("role", ["worker", "tokenizer", "scheduler", "detokenizer"])
+@pytest.mark.asyncio(loop_scope="module")
 async def test_streams_go_on_when_a_process_is_killed(server: Server, role: str) -> None:
     ask = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "return_token_ids": True}
     whole = [await server.complete(seed=seed, **ask) for seed in range(6)]
@@ -64,6 +72,7 @@ async def test_streams_go_on_when_a_process_is_killed(server: Server, role: str)
     await server.idle(1.0)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_frontend_takes_its_clients_with_it_and_no_one_else(server: Server) -> None:
     events = server.stream(prompt=[5, 6, 7], max_tokens=4000, ignore_eos=True)
     await anext(events)
@@ -100,25 +109,25 @@ async def test_when_restarts_are_used_up_clients_hear_of_it_and_the_status_is_no
 
 
 @pytest.mark.parametrize("role", ["worker", "tokenizer", "scheduler", "detokenizer"])
-async def test_a_stopped_process_is_dumped_replaced_and_its_streams_go_on(role: str, tmp_path: Path) -> None:
-    async with Server(*SCRIPTED, environment={**SLOW, "XDG_STATE_HOME": str(tmp_path)}) as server:
-        ask = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "seed": 3, "return_token_ids": True}
-        whole = await server.complete(**ask)
-        chunks = []
-        async for chunk in server.stream(**ask):
-            chunks.append(chunk)
-            if len(chunks) == 10:
-                server.kill(role, signal.SIGSTOP)
-        assert ids(chunks) == whole["choices"][0]["token_ids"]
-        async with asyncio.timeout(10):
-            while server.places()[role].incarnation < 2:
-                await asyncio.sleep(0.02)
-        (dump,) = (tmp_path / "baton" / "dumps").iterdir()
-        report = dump.read_text()
-        assert f"{role}-0: it is stopped" in report
-        assert "== frontend-0 stacks" in report and "child.py" in report
-        assert "== frontend-0 holds\nslot" in report
-        await server.until_ready()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stopped_process_is_dumped_replaced_and_its_streams_go_on(server: Server, role: str) -> None:
+    ask = {"prompt": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "seed": 3, "return_token_ids": True}
+    whole = await server.complete(**ask)
+    earlier, incarnation, chunks = dumps(server), server.places()[role].incarnation, []
+    async for chunk in server.stream(**ask):
+        chunks.append(chunk)
+        if len(chunks) == 10:
+            server.kill(role, signal.SIGSTOP)
+    assert ids(chunks) == whole["choices"][0]["token_ids"]
+    async with asyncio.timeout(10):
+        while server.places()[role].incarnation == incarnation:
+            await asyncio.sleep(0.02)
+    (dump,) = dumps(server) - earlier
+    report = dump.read_text()
+    assert f"{role}-0: it is stopped" in report
+    assert "== frontend-0 stacks" in report and "child.py" in report
+    assert "== frontend-0 holds\nslot" in report
+    await server.until_ready()
 
 
 async def test_a_termination_ends_a_server_with_a_stopped_process() -> None:

@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from baton import AsyncClient
 from tests.system.server import Server
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
 
 STREAMS, TOKENS = 20, 5
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
     async with Server("--worker", "scripted", environment={"BATON_SCRIPTED_STEP_MS": "5"}) as running:
         yield running

@@ -10,19 +10,21 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from baton import AsyncClient
 from baton.ipc.rundir import live_instances
 from tests.system.server import Server
 
 FLAGS = ("--worker", "scripted", "--frontends", "3")
+ENVIRONMENT = {"BATON_SCRIPTED_STEP_MS": "5", "BATON_LIMITS__RESTARTS_MAX": "50"}
 LONG = {"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True}
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server() -> AsyncIterator[Server]:
-    environment = {"BATON_SCRIPTED_STEP_MS": "5", "BATON_LIMITS__RESTARTS_MAX": "50"}
-    async with Server(*FLAGS, environment=environment) as running:
+    async with Server(*FLAGS, environment=ENVIRONMENT) as running:
         yield running
 
 
@@ -43,6 +45,8 @@ def slices(server: Server) -> set[int]:
 
 
 async def test_connections_are_spread_and_any_frontend_tells_the_metrics_of_all(server: Server) -> None:
+    left = 'baton_requests_total{reason="disconnected"}'
+    before = (await counted(server.url)).get(left, 0)
     streams = [server.stream(**LONG, seed=seed) for seed in range(24)]
     for stream in streams:
         await anext(stream)
@@ -51,28 +55,10 @@ async def test_connections_are_spread_and_any_frontend_tells_the_metrics_of_all(
         await stream.aclose()
     await server.idle(1)
     async with asyncio.timeout(5):
-        while (await counted(server.url)).get('baton_requests_total{reason="disconnected"}') != 24:
+        while (await counted(server.url)).get(left, 0) - before != 24:
             await asyncio.sleep(0.01)
     scrapes = [await counted(server.url) for _ in range(12)]
     assert all(scrape == scrapes[0] for scrape in scrapes)
-
-
-async def test_a_killed_frontend_leaves_the_others_alone_and_comes_back_to_the_port(server: Server) -> None:
-    for number in range(6):
-        await server.complete(prompt=[number], max_tokens=2)
-    before = (await counted(server.url))['baton_requests_total{reason="length"}']
-    for name in ("frontend-1", "frontend"):
-        incarnation = server.places()[name].incarnation
-        server.kill(name, signal.SIGKILL)
-        async with asyncio.timeout(20):
-            while server.places()[name].incarnation == incarnation or not server.places()[name].ready:
-                await asyncio.sleep(0.02)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-        for number in range(24):
-            body = {"model": "smollm2-135m", "prompt": [number], "max_tokens": 2, "ignore_eos": True}
-            async with session.post(f"{server.url}/v1/completions", json=body) as response:
-                assert response.status == 200, await response.text()
-    assert (await counted(server.url))['baton_requests_total{reason="length"}'] == before + 24
 
 
 async def test_each_frontend_has_a_door_for_the_sdk(server: Server) -> None:
@@ -93,13 +79,32 @@ async def test_a_second_server_cannot_have_the_port(server: Server) -> None:
         await other.__aexit__()
 
 
-async def test_a_drain_waits_for_the_streams_of_every_frontend(server: Server) -> None:
-    streams = [server.stream(prompt=[seed], max_tokens=60, ignore_eos=True) for seed in range(12)]
-    for stream in streams:
-        await anext(stream)
-    assert len(slices(server)) > 1
-    server.process.send_signal(signal.SIGTERM)
-    for stream in streams:
-        chunks = [chunk async for chunk in stream]
-        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert await server.wait() == 0
+async def test_a_killed_frontend_leaves_the_others_alone_and_comes_back_to_the_port(server: Server) -> None:
+    for number in range(6):
+        await server.complete(prompt=[number], max_tokens=2)
+    before = (await counted(server.url))['baton_requests_total{reason="length"}']
+    for name in ("frontend-1", "frontend"):
+        incarnation = server.places()[name].incarnation
+        server.kill(name, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while server.places()[name].incarnation == incarnation or not server.places()[name].ready:
+                await asyncio.sleep(0.02)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        for number in range(24):
+            body = {"model": "smollm2-135m", "prompt": [number], "max_tokens": 2, "ignore_eos": True}
+            async with session.post(f"{server.url}/v1/completions", json=body) as response:
+                assert response.status == 200, await response.text()
+    assert (await counted(server.url))['baton_requests_total{reason="length"}'] == before + 24
+
+
+async def test_a_drain_waits_for_the_streams_of_every_frontend() -> None:
+    async with Server(*FLAGS, environment=ENVIRONMENT) as server:
+        streams = [server.stream(prompt=[seed], max_tokens=60, ignore_eos=True) for seed in range(12)]
+        for stream in streams:
+            await anext(stream)
+        assert len(slices(server)) > 1
+        server.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert await server.wait() == 0

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 
 from baton.engine.batch import Sampled, Sampling, StepRow, sampling_of
@@ -21,8 +23,9 @@ from baton.engine.policies import Policies
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import KVLayout, Params
 from baton.ops.bench.lockstep import Lockstep
+from baton.workers import runner as runner_module
 from baton.workers.runner import Runner
-from baton.workers.sampler import uniforms
+from baton.workers.sampler import Choice, uniforms
 
 SLOTS = 16
 STEPS_MAX = 5000
@@ -200,19 +203,15 @@ def closeness(runner: Runner, request: Request, said: list[int]) -> float:
 def raw_logits(runner: Runner, row: StepRow) -> torch.Tensor:
     """The logits after one row, float32 ``[vocab]``."""
     caught: list[torch.Tensor] = []
+    choose = runner_module.choose
 
-    def catch(logits: torch.Tensor, *_: object) -> list[object]:
+    def catch(logits: torch.Tensor, *rest: Any) -> Choice:
         caught.append(logits[0].clone())
-        return []
+        return choose(logits, *rest)
 
-    from baton.workers import runner as module
-
-    kept = module.sample
-    module.sample = catch  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner_module, "choose", catch)
         runner.step([row])
-    finally:
-        module.sample = kept
     return caught[0]
 
 
