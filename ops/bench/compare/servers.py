@@ -31,7 +31,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``request`` is added to every request's JSON: each server's own way to ignore the end of the sequence. ``engine`` is
     a regular expression on command lines that says which process computes the model; without one it is the one that
-    took most CPU time. ``defaults`` fill placeholders for which no flag does. One ``by_name`` is measured only if named.
+    took most CPU time. ``defaults`` fill placeholders for which no flag does. What is ``by_name`` is measured if named.
     """
 
     command: list[str]
