@@ -1,4 +1,4 @@
-"""The same tokens whatever happens, in float32: chunks, a full pool, preemption both ways, ahead.
+"""The same tokens whatever happens, in float32 and by the C++ kernels: chunks, a full pool, preemption both ways, ahead.
 
 Many workloads on a model of a few kilobytes, which costs little, and a few of them on the real one.
 """
@@ -6,12 +6,14 @@ Many workloads on a model of a few kilobytes, which costs little, and a few of t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.engine.limits import Limits
 from baton.engine.policies import Policies
 from baton.ipc.frames import Params
+from baton.workers.model.loaded import KernelsUnavailable
 from baton.workers.runner import Runner
 from tests.workers.model.tiny import Tiny
 from tests.workers.workloads import House, Played, Request, closeness, play, workload
@@ -43,20 +45,21 @@ HOUSES = [
 ]
 
 
-def runner_of(path: Path) -> Runner:
+def runner_of(path: Path, **how: Any) -> Runner:
     """A model with room for ``AT_ONCE`` workloads in every house."""
     swap = {"swap_bytes": SWAP_BYTES, "verify_swaps": True}
-    return Runner(path, dtype="float32", weights="float32", blocks=BLOCKS, threads=1, **swap)
+    return Runner(path, blocks=BLOCKS, **swap, **how)
 
 
 @pytest.fixture(scope="module")
 def runner(model_path: Path) -> Runner:
-    return runner_of(model_path)
+    return runner_of(model_path, dtype="float32", weights="float32", threads=1)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    return runner_of(TINY.write(tmp_path_factory.mktemp("model") / "tiny.gguf"))
+    path = TINY.write(tmp_path_factory.mktemp("model") / "tiny.gguf")
+    return runner_of(path, dtype="float32", weights="float32", threads=1)
 
 
 def compare(runner: Runner, requests: list[Request], reference: Played, found: Played, name: str) -> tuple[int, int]:
@@ -89,7 +92,7 @@ def run(runner: Runner, seeds: range) -> dict[str, int]:
                 happened[name] += getattr(found, name)
     print(f"{tokens} tokens, {excused} excused, {happened}")  # noqa: T201
     assert excused <= -(-tokens // 10_000)
-    return happened
+    return {**happened, "excused": excused}
 
 
 @pytest.mark.timeout(600)
@@ -103,6 +106,18 @@ def test_a_hundred_workloads_say_the_same_whatever_happens_on_a_tiny_model(tiny:
     happened = run(tiny, range(100))
     assert happened["preemptions"] >= 50 and happened["swaps"] >= 25
     assert happened["cached_tokens"] >= 5000 and happened["copies"] >= 100
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "native"])
+def test_twenty_workloads_say_the_very_same_by_the_cpp_kernels(model_path: Path, weights: str) -> None:
+    try:
+        runner = runner_of(model_path, weights=weights, kernels="native", threads=2)
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+    happened = run(runner, range(20))
+    assert happened["excused"] == 0
+    assert happened["preemptions"] >= 20 and happened["swaps"] >= 10
 
 
 def test_a_difference_is_excused_by_how_near_the_model_was_to_the_other_choice(tiny: Runner) -> None:
