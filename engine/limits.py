@@ -76,7 +76,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # how many steps in a row a prompt may be held back for the sake of those that decode
     prefill_wait_steps_max: int = 4
     # a step with a prompt in it may always take so many times what it would take without
-    prefill_slowdown: float = 2.0
+    prefill_slowdown: float = 1.5
     # admission: what may wait, what stays free, how often one may be made to give way, when to come back
     queue_tokens_max: int = 1 << 21
     kv_headroom_share: float = 0.01

@@ -19,4 +19,4 @@ class Policies(msgspec.Struct, frozen=True, kw_only=True):
     share_prefixes: bool = False
     admission: Policy = "predicted"
     order: Order = "priority"
-    itl_target_ms: float = 50.0
+    itl_target_ms: float = 25.0

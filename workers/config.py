@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     share_prefixes: bool = False  # between tenants
     admission: Policy = "predicted"
     order: Order = "priority"
-    itl_target_ms: Annotated[float, msgspec.Meta(ge=0)] = 50.0  # 0 is none
+    itl_target_ms: Annotated[float, msgspec.Meta(ge=0)] = 25.0  # 0 is none
     worker: Literal["model", "scripted"] = "model"
     scripted_step_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     scripted_faulty_seed: Count | None = None  # the numbers of a request with this seed are not finite after a token

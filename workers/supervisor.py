@@ -49,8 +49,9 @@ def places(settings: Settings) -> list[tuple[Role, int]]:
 
 #: signals that somebody sends; a process that dies of one is not to blame, nor is what it was doing
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: a worker's threads must not spin for long: the other processes live on the same cores
-QUIET_THREADS = {"GOMP_SPINCOUNT": "1000"}
+#: for torch's threads and memory: they must not spin for long, for the other processes live on the same cores; weights
+#: are read faster from huge pages
+QUIET_THREADS = {"GOMP_SPINCOUNT": "10000", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class ServeError(Exception):
