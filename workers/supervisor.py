@@ -167,7 +167,7 @@ class Supervisor:
             stdout=asyncio.subprocess.DEVNULL,
             pass_fds=[*self.bells.values(), self.lifeline],
             start_new_session=True,
-            env={**QUIET_THREADS, **os.environ},
+            env={**(QUIET_THREADS if place[0] is Role.WORKER else {}), **os.environ},
         )
         self.processes[place] = process
         self.board.set_pid(*place, process.pid)
