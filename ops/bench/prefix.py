@@ -1,8 +1,8 @@
 """What a shared prefix saves: ``python -m baton.ops.bench.prefix``.
 
 One server of the real model. *Warm* is a prompt whose long prefix is cached and whose end is new; *short* is a cold
-prompt that is only as long as that end; *cold* is the whole length with nothing cached. Their times to first token are
-taken in turn.
+prompt that is only as long as what is not cached of the warm one: its end, and what of the prefix fills no block;
+*cold* is the whole length with nothing cached. Their times to first token are taken in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from baton.ops.terminal import out
 
 REQUEST_S_MAX = 120.0
 VOCABULARY = range(1000, 20000)
+BLOCK_TOKENS = 16  # only whole blocks are cached
 
 
 class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,7 @@ class PrefixReport(msgspec.Struct, frozen=True, kw_only=True):
 
     prefix_tokens: int
     end_tokens: int
+    uncached_tokens: int
     rounds: int
     cold_ms: float
     warm_ms: float
@@ -50,24 +52,27 @@ def measure(running: Running, prefix_tokens: int, end_tokens: int, rounds: int) 
     """Each kind in turn; nothing but the one prefix is ever repeated."""
     chance = random.Random(0)
 
+    uncached = prefix_tokens % BLOCK_TOKENS + end_tokens
+
     def tokens(count: int) -> list[int]:
         return chance.choices(VOCABULARY, k=count)
 
     async def alternate() -> dict[str, list[float]]:
         prefix = tokens(prefix_tokens)
-        for warm_up in (prefix + tokens(end_tokens), tokens(end_tokens)):
+        for warm_up in (prefix + tokens(end_tokens), tokens(uncached)):
             await ttft_ms(running, warm_up)
         taken: dict[str, list[float]] = {"cold": [], "warm": [], "short": []}
         for _ in range(rounds):
             taken["cold"].append(await ttft_ms(running, tokens(prefix_tokens + end_tokens)))
             taken["warm"].append(await ttft_ms(running, prefix + tokens(end_tokens)))
-            taken["short"].append(await ttft_ms(running, tokens(end_tokens)))
+            taken["short"].append(await ttft_ms(running, tokens(uncached)))
         return taken
 
     middle = {name: median(times) for name, times in loop.run(alternate()).items()}
     return PrefixReport(
         prefix_tokens=prefix_tokens,
         end_tokens=end_tokens,
+        uncached_tokens=uncached,
         rounds=rounds,
         cold_ms=round(middle["cold"], 1),
         warm_ms=round(middle["warm"], 1),
@@ -94,7 +99,7 @@ def main(model: str, prefix_tokens: int, end_tokens: int, rounds: int, json_path
     shown.add_column("TTFT ms", justify="right")
     shown.add_row(f"cold, {prefix_tokens + end_tokens} tokens", f"{found.cold_ms:,.1f}")
     shown.add_row(f"warm, {prefix_tokens} of them cached", f"{found.warm_ms:,.1f}")
-    shown.add_row(f"cold, {end_tokens} tokens", f"{found.short_ms:,.1f}")
+    shown.add_row(f"cold, {found.uncached_tokens} tokens", f"{found.short_ms:,.1f}")
     out().print(shown)
     out().print(f"warm over the short one: {found.ratio:.2f}")
     if json_path is not None:

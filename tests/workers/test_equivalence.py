@@ -1,4 +1,4 @@
-"""The same tokens whatever happens, in float32 and by the C++ kernels: chunks, a full pool, preemption both ways, ahead.
+"""The same tokens whatever happens, in float32 and by the C++ kernels: chunks, a full pool, preemption, ahead.
 
 Many workloads on a model of a few kilobytes, which costs little, and a few of them on the real one.
 """
