@@ -23,7 +23,7 @@ from baton.engine.policies import Policies
 from baton.engine.worker import WorkerCore
 from baton.ipc.frames import KVLayout, Params
 from baton.ops.bench.lockstep import Lockstep
-from baton.workers import runner as runner_module
+from baton.workers.model import torch_steps
 from baton.workers.runner import Runner
 from baton.workers.sampler import Choice, uniforms
 
@@ -203,14 +203,14 @@ def closeness(runner: Runner, request: Request, said: list[int]) -> float:
 def raw_logits(runner: Runner, row: StepRow) -> torch.Tensor:
     """The logits after one row, float32 ``[vocab]``."""
     caught: list[torch.Tensor] = []
-    choose = runner_module.choose
+    choose = torch_steps.choose
 
     def catch(logits: torch.Tensor, *rest: Any) -> Choice:
         caught.append(logits[0].clone())
         return choose(logits, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner_module, "choose", catch)
+        patch.setattr(torch_steps, "choose", catch)
         runner.step([row])
     return caught[0]
 
