@@ -158,7 +158,7 @@ def test_a_prompt_is_cut_to_the_target_while_others_decode() -> None:
 
 
 def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
-    limits = Limits(step_prior_s=0.100, token_prior_s=0.001, context_prior_s=1e-9)
+    limits = Limits(step_prior_s=0.100, token_prior_s=0.001, context_prior_s=1e-9, prefill_slowdown=2.0)
     engine = known(limits, 1.0)
     engine.submit(0, PROMPT, params(40))
     engine.step()

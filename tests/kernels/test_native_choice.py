@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import Sampling
-from baton.workers.model.native import CHOICE, DRAW
+from baton.kernels.native import Choice, Draw
 from baton.workers.sampler import GREEDY_BELOW, sample, uniforms
 from tests.kernels.native_calls import randn
 from tests.workers.test_sampler_reference import distribution
 
+CHOICE, DRAW = np.dtype(Choice), np.dtype(Draw)
 PLAIN = Sampling(1.0, 1.0, 0, 0, ())
 GREEDY = Sampling(0.0, 1.0, 0, 0, ())
 VOCABULARIES = (1, 2, 15, 16, 17, 61, 1000, 1024, 1025, 4099)
