@@ -38,7 +38,7 @@ check: $(INSTALLED) ## lint, format, types, layers
 
 # Two lanes, for most tests wait or keep one processor busy; then, alone, what measures times and memory.
 QUIET := -m "not full and not alone" --durations=10
-test: $(INSTALLED) ## the tests that CI runs, about ten minutes
+test: $(INSTALLED) ## the tests that CI runs, some six minutes on two cores
 	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
 	{ $(BIN)/pytest $(QUIET) tests/workers tests/system/test_[am-z]*.py >"$$log" 2>&1 & } && beside=$$! && status=0 && \
 	{ $(BIN)/pytest $(QUIET) --ignore=tests/workers --ignore-glob='tests/system/test_[am-z]*' || status=$$?; } && \
