@@ -276,6 +276,7 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     settings, card, me = process.settings, process.card, process.me
     process.phase("loading")
     runner, layout, digest = make(settings, card, process.phase)
+    process.log.info("kernels", computing=runner.kernels)
     ranks, of_a_row, limits = process.plan_readers(), runner.tokens_per_row_max, process.limits
     rows, tokens = limits.running_requests_max, settings.max_step_tokens or limits.step_tokens_max
     most = (rows * of_a_row, limits.top_logprobs_max, tokens, limits.prompt_logprobs_max)

@@ -18,13 +18,16 @@ from rich.table import Table
 
 from baton.engine.batch import Sampling, StepRow
 from baton.ops.fetch import ensure
+from baton.workers.cache import MemoryBudgetError
 from baton.workers.model.config import ModelConfig
-from baton.workers.model.loaded import Kernels
+from baton.workers.model.gguf import ModelFileError
+from baton.workers.model.loaded import Kernels, KernelsUnavailable
 from baton.workers.model.probe import Peaks, peaks
 from baton.workers.runner import Runner
 
 BLOCK_TOKENS = 16
 WARM_UPS = 2
+FIRST_ID = 1000  # of those that steps are made of
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
 
 
@@ -74,13 +77,16 @@ def decoding(rows: int, context: int) -> list[StepRow]:
     """A step in which each of ``rows`` computes one token at position ``context``."""
     width = context // BLOCK_TOKENS + 1
     return [
-        StepRow(i, [100 + i], context, list(range(i * width, (i + 1) * width)), True, 0, GREEDY) for i in range(rows)
+        StepRow(i, [FIRST_ID + i], context, list(range(i * width, (i + 1) * width)), True, 0, GREEDY)
+        for i in range(rows)
     ]
 
 
 def prompt(tokens: int) -> list[StepRow]:
     """A step that computes one whole prompt."""
-    return [StepRow(0, [1000 + i for i in range(tokens)], 0, list(range(-(-tokens // BLOCK_TOKENS))), True, 0, GREEDY)]
+    return [
+        StepRow(0, [FIRST_ID + i for i in range(tokens)], 0, list(range(-(-tokens // BLOCK_TOKENS))), True, 0, GREEDY)
+    ]
 
 
 def time_step(runner: Runner, weights: str, step: list[StepRow], repeats: int, most: Peaks, threads: int) -> Timed:
@@ -134,11 +140,18 @@ def main(
 ) -> None:
     """Time steps of the model alone."""
     threads = threads or len(os.sched_getaffinity(0))
-    most, timed, words = peaks(threads), list[Timed](), dict[str, str]()
+    try:
+        most = peaks(threads)
+    except KernelsUnavailable as error:
+        raise click.ClickException(str(error)) from None
+    timed, words = list[Timed](), dict[str, str]()
     steps = [*(decoding(count, context) for count in rows), *map(prompt, prompts)]
     blocks = max(1 + max(block for row in step for block in row.blocks) for step in steps)
     for held in weights:
-        runner = Runner(ensure(model), weights=held, kernels=kernels, blocks=blocks, threads=threads)
+        try:
+            runner = Runner(ensure(model), weights=held, kernels=kernels, blocks=blocks, threads=threads)
+        except (ModelFileError, KernelsUnavailable, MemoryBudgetError) as error:
+            raise click.ClickException(f"{held}: {error}") from None
         words[held] = runner.kernels
         timed += [time_step(runner, held, step, repeats, most, threads) for step in steps]
     report = StepsReport(threads, most, words, timed)

@@ -27,6 +27,7 @@ async def test_the_log_and_ready_say_where_the_time_of_the_start_went() -> None:
         assert list(phases) == ["starting", "importing", "loading", "ready"], name
         assert sum(phases.values()) - phases["ready"] == pytest.approx(phases["ready"], abs=0.2), "no time is missing"
         assert started[name].items() >= phases.items() and started[name]["began_ms"] >= 0
+    assert [event["computing"] for event in events if event["event"] == "kernels"] == ["scripted"]
     (whole,) = (event for event in events if event["event"] == "server_started")
     last = max(event["began_ms"] + event["ready"] for event in started.values())
     assert whole["before_spawning_ms"] + last <= whole["ms"] + 20, "the processes were started within that time"

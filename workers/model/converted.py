@@ -29,6 +29,7 @@ HEADER_BYTES_MAX = 64 << 20
 _ALIGNMENT = 64
 _PIECE_BYTES = 8 << 20
 _MAGIC = b"BATONWGT"
+_UNFINISHED = ".converting-"
 _TRAILER = struct.Struct("<Q32s8s")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "uint8": torch.uint8}
 
@@ -63,10 +64,11 @@ class Converted(msgspec.Struct, frozen=True):
 
 def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write a converted file and rename it into place; raises OSError and leaves nothing behind where it
-    fails.
+    fails. What a process left that was killed meanwhile goes with the next conversion.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".converting-")
+    _sweep(path.parent)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{os.getpid()}-")
     try:
         with open(descriptor, "wb") as file:
             places = []
@@ -87,6 +89,14 @@ def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def _sweep(directory: Path) -> None:
+    """Remove unfinished files whose writers are gone: their names say who they were."""
+    for left in directory.glob(f"{_UNFINISHED}*"):
+        writer = left.name.removeprefix(_UNFINISHED).partition("-")[0]
+        if not (writer.isdigit() and Path(f"/proc/{writer}").exists()):
+            left.unlink(missing_ok=True)
 
 
 def map_converted(path: Path, *, resident: bool = False) -> Converted | None:

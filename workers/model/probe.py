@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.kernels.native import Team, load
+from baton.kernels.native import NativeUnavailable, Team, load
 from baton.workers.model.huge import huge_bytes
+from baton.workers.model.loaded import KernelsUnavailable
 from baton.workers.model.paths import cache_directory
 
 READ_BYTES = 512 << 20
@@ -21,9 +22,12 @@ class Peaks:
 
 
 def peaks(threads: int) -> Peaks:
-    """Measure; takes a second. Raises ``NativeUnavailable``."""
-    library = load(cache_directory("kernels"))
-    team = Team(library, threads)
+    """Measure; takes a second. Raises ``KernelsUnavailable``."""
+    try:
+        library = load(cache_directory("kernels"))
+        team = Team(library, threads)
+    except NativeUnavailable as error:
+        raise KernelsUnavailable(f"the machine's peaks cannot be measured: {error}") from error
     data = huge_bytes(READ_BYTES)
     data.fill_(1)  # so that there are pages to read
     reads = library.baton_probe_reads(team.handle, data.data_ptr(), READ_BYTES)

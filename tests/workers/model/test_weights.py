@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.batch import Sampling, StepRow
 from baton.workers.model.gguf import ModelFileError
+from baton.workers.model.paths import cache_directory
 from baton.workers.model.weights import load_model
 from baton.workers.runner import Runner
 from tests.workers.model.tiny import F16, F32, Q4_1, Q8_0, Tiny
@@ -80,6 +81,20 @@ def test_digests_tell_weights_dtypes_and_shapes_apart(tmp_path: Path) -> None:
     )
     found = [digest(paths[0]), digest(paths[0], torch.float32), digest(paths[1]), digest(longer)]
     assert len(set(found)) == 4
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = cache_directory("weights")
+    cache.mkdir(parents=True)
+    gone, own = (
+        cache / ".converting-4194305-abc",
+        cache / f".converting-{os.getpid()}-abc",
+    )  # no process has that number
+    for left in (gone, own):
+        left.write_bytes(b"half a file")
+    Runner(Tiny().write(tmp_path / "m.gguf"), dtype="float32", weights="float32", blocks=4)
+    assert not gone.exists() and own.exists()
 
 
 def test_a_changed_model_file_is_converted_anew(tmp_path: Path) -> None:
