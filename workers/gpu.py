@@ -299,7 +299,6 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     loop = StepLoop(process, runner, core, step_s, group)
     process.hear("plans", loop.plans_came)
     process.run_core(Greeter(hello, core, group), {})
-    detail = {"kernels": runner.kernels, "weights": digest, "kv_blocks": str(layout.blocks)}
-    process.ready({**detail, "kv_block_bytes": str(layout.block_bytes)})
+    process.ready({"weights": digest, "kv_blocks": str(layout.blocks), "kv_block_bytes": str(layout.block_bytes)})
     await process.halted.wait()
     await loop.stop()
