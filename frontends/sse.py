@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -30,6 +30,8 @@ class EventStream:
         self._chunked = False
         self._loop = asyncio.get_running_loop()
         self.written_s = self._loop.time()
+        if request.version < HttpVersion11:  # the body ends with the connection, whatever the client would like
+            self.response.force_close()
         if request.transport is not None:
             request.transport.set_write_buffer_limits(buffer_bytes_max)
 

@@ -75,6 +75,7 @@ async def test_the_body_is_whole_however_it_is_framed(house: House, version: aio
     house.engine.on_submit = play("a", "b" * 40_000, "c")
     body = {"model": "model-1", "prompt": "hi", "stream": True}
     async with (
+        asyncio.timeout(10),  # not when an idle connection is closed
         aiohttp.ClientSession(version=version) as client,
         client.post(house.url + "/v1/completions", json=body) as answer,
     ):

@@ -202,7 +202,8 @@ def test_processor_time_and_memory_are_those_of_the_whole_family() -> None:
         usage = meter.stop()
         process.stdin.write(b"\n")
         process.stdin.close()
-    # The parent's own command line has the child's in it.
+    # The parent's own command line has the child's in it. Where the interpreter lies is not told.
+    assert usage.engine.startswith(f"{Path(sys.executable).name} -c ") and "/bin/" not in usage.engine
     assert usage.engine.count("python") == 2 and 0.2 < usage.engine_cpu_s < 5.0 and usage.outside_cpu_s < 0.01
     assert usage.memory_bytes_max > 1 << 20 and len(usage.processes) == 2
 

@@ -104,10 +104,11 @@ class Meter:
         return [max(spent, key=lambda pid: spent[pid])] if spent else []
 
     def _named(self, pid: int) -> str:
-        name = self._names[pid]
-        return (
-            name if len(name) <= NAME_CHARS_MAX else f"{name[: NAME_CHARS_MAX // 2]} … {name[-NAME_CHARS_MAX // 2 :]}"
-        )
+        """The command without the folder of its program: where that lies is the machine's affair."""
+        program, *arguments = self._names[pid].split(" ", 1)
+        name = " ".join([program.rpartition("/")[2], *arguments])
+        half = NAME_CHARS_MAX // 2
+        return name if len(name) <= NAME_CHARS_MAX else f"{name[:half]} … {name[-half:]}"
 
 
 def busy_s() -> float:
