@@ -7,7 +7,7 @@ Nothing here knows a model, a request or a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -56,16 +56,20 @@ def padded_blocks(keys: int, block_size: int) -> int:
     return 1 << (-(-keys // block_size) - 1).bit_length()
 
 
-def plan_ragged(parts: Sequence[Part], block_size: int, device: torch.device) -> Ragged:
+def plan_ragged(
+    parts: Sequence[Part],
+    block_size: int,
+    device: torch.device,
+    padded: Callable[[int, int], int] = padded_blocks,
+) -> Ragged:
     """Lay out a step whose tokens follow one another in the order of ``parts``.
 
-    Neighbours with a single token and the same padded length share a group: sort by ``padded_blocks`` to get
-    few.
+    Neighbours with a single token and the same padded length share a group: sort by ``padded`` to get few.
     """
 
     def kind(numbered: tuple[int, Part]) -> tuple[int, int]:
         index, part = numbered
-        return (0, padded_blocks(part.start + 1, block_size)) if part.count == 1 else (1, index)
+        return (0, padded(part.start + 1, block_size)) if part.count == 1 else (1, index)
 
     positions: list[int] = []
     slots: list[int] = []

@@ -94,6 +94,8 @@ class KvPool:
         self._staged = max(1, STAGING_BYTES // each)
         self.keys: list[Tensor] = list(self._pool[:, 0])
         self.values: list[Tensor] = list(self._pool[:, 1])
+        #: of each layer ``[2 * blocks, block_size, kv_heads, head_dim]``: the blocks of keys, then those of values
+        self.both: list[Tensor] = list(self._pool.flatten(1, 2))
         self.layout = KvLayout(
             block_size=BLOCK_SIZE,
             blocks=blocks,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from baton.engine.batch import Sampling, StepRow
 
 #: sampled from a distribution so flat that the cut at a share of its mass takes a sort of the whole vocabulary, of a
@@ -10,17 +12,23 @@ WIDE = Sampling(temperature=1e6, top_p=0.99, top_k=0, seed=0, end_ids=(), prompt
 
 
 def largest_steps(
-    step_tokens: int, rows_max: int, blocks: int, block_tokens: int, context_tokens: int
+    step_tokens: int,
+    rows_max: int,
+    blocks: int,
+    block_tokens: int,
+    context_tokens: int,
+    padded: Callable[[int, int], int],
 ) -> list[list[StepRow]]:
     """Two steps: as many rows as there can be, and one chunk as long as can be at the end of a whole context.
 
-    In the first, all but one of up to ``rows_max`` rows decode and the last computes the rest of ``step_tokens``. As a
-    gather of keys is as wide as the next power of two, contexts are chosen that are just past one, and as long as
-    the pool's ``blocks`` have room for. Tables name few blocks over and over: only the sizes matter.
+    In the first, all but one of up to ``rows_max`` rows decode and the last computes the rest of ``step_tokens``.
+    A gather of keys is as wide as ``padded`` says (see ``kernels.reference.padded_blocks``): contexts are chosen that
+    are just past a width, and as long as the pool's ``blocks`` have room for. Tables name few blocks over and over:
+    only the sizes matter.
     """
     rows = min(rows_max, step_tokens, blocks)  # each holds one block at least
-    decoding, width = _widest(rows - 1, blocks, -(-context_tokens // block_tokens))
-    start = (width // 2) * block_tokens  # the first place of the block that is just past a power of two
+    decoding, table = _widest(rows - 1, blocks, -(-context_tokens // block_tokens), padded)
+    start = (table - 1) * block_tokens  # the first place of the block that is just past a width
     first = [_row(slot, start if slot < decoding else 0, 1, block_tokens) for slot in range(rows - 1)]
     rest = min(step_tokens - len(first), context_tokens)
     chunk = min(step_tokens, context_tokens)
@@ -30,13 +38,13 @@ def largest_steps(
     ]
 
 
-def _widest(rows: int, blocks: int, table: int) -> tuple[int, int]:
-    """How many of ``rows`` can attend over more than half of ``width`` blocks each, such that they gather the most."""
-    best, width = (0, 1), 1
-    while width // 2 + 1 <= table:
-        attending = min(rows, blocks // (width // 2 + 1))
-        best = max(best, (attending, width), key=lambda choice: choice[0] * choice[1])
-        width *= 2
+def _widest(rows: int, blocks: int, longest: int, padded: Callable[[int, int], int]) -> tuple[int, int]:
+    """How many of ``rows`` can attend over tables of how many blocks each, such that they gather the most."""
+    best, most = (0, 1), 0
+    for table in range(1, longest + 1):
+        attending, width = min(rows, blocks // table), padded(table, 1)
+        if attending * width > most:
+            best, most = (attending, table), attending * width
     return best
 
 

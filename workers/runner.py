@@ -131,7 +131,7 @@ class Runner:
     def _measure(self, step_tokens: int, rows: int) -> int:
         context = min(self.config.context_length, self.layout.blocks * BLOCK_SIZE)
         peaks = []
-        for step in largest_steps(step_tokens, rows, self.layout.blocks, BLOCK_SIZE, context):
+        for step in largest_steps(step_tokens, rows, self.layout.blocks, BLOCK_SIZE, context, self._steps.padded):
             touched = {block for row in step for block in row.blocks}
             self._pool.clear(sorted(touched))  # so that the pool's own pages are not counted again
             with self._peak() as peak:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.batch import StepRow
+from baton.kernels.lean import quarter_blocks
 from baton.kernels.reference import padded_blocks
 from baton.workers import peak, workspace
 from baton.workers.cache import BLOCK_SIZE
@@ -21,11 +23,13 @@ from baton.workers.runner import Runner
 from baton.workers.workspace import remembered
 
 MIB = 1 << 20
+PADDED = st.sampled_from([padded_blocks, quarter_blocks])
+Padded = Callable[[int, int], int]
 
 
-def gathered(rows: list[StepRow], block_tokens: int) -> int:
+def gathered(rows: list[StepRow], block_tokens: int, padded: Padded) -> int:
     """Blocks that a step's decoding rows gather at once: the largest group of one width."""
-    widths = [padded_blocks(row.start + 1, block_tokens) for row in rows if len(row.tokens) == 1]
+    widths = [padded(row.start + 1, block_tokens) for row in rows if len(row.tokens) == 1]
     return max((widths.count(width) * width for width in widths), default=0)
 
 
@@ -34,7 +38,7 @@ def test_largest_steps_are_possible_ones(
     step_tokens: int, rows_max: int, blocks: int, block_tokens: int, data: st.DataObject
 ) -> None:
     context = data.draw(st.integers(1, blocks * block_tokens))
-    many, one = largest_steps(step_tokens, rows_max, blocks, block_tokens, context)
+    many, one = largest_steps(step_tokens, rows_max, blocks, block_tokens, context, data.draw(PADDED))
     for step in (many, one):
         assert len(step) <= rows_max and len({row.slot for row in step}) == len(step)
         assert sum(len(row.tokens) for row in step) <= step_tokens
@@ -46,15 +50,15 @@ def test_largest_steps_are_possible_ones(
     assert len(many) == min(rows_max, step_tokens, blocks)
 
 
-@given(st.integers(1, 40), st.integers(1, 40), st.data())
-def test_no_other_batch_gathers_more(rows: int, blocks: int, data: st.DataObject) -> None:
+@given(st.integers(1, 40), st.integers(1, 40), PADDED, st.data())
+def test_no_other_batch_gathers_more(rows: int, blocks: int, padded: Padded, data: st.DataObject) -> None:
     context = data.draw(st.integers(1, blocks))
-    many, _ = largest_steps(rows + 1, rows + 1, blocks, 1, context)
+    many, _ = largest_steps(rows + 1, rows + 1, blocks, 1, context, padded)
     rows, most = len(many) - 1, 0
     for table in range(1, context + 1):
         attending = min(rows, blocks // table)
-        most = max(most, attending * padded_blocks(table, 1))
-    assert gathered(many[:-1], 1) == most
+        most = max(most, attending * padded(table, 1))
+    assert gathered(many[:-1], 1, padded) == most
 
 
 SEEN = """
@@ -135,7 +139,7 @@ def test_no_step_takes_much_more_than_was_measured(
     assert runner.workspace_bytes == many == runner.measure(64, 48)
     logits = runner.config.vocab * 4
     assert 4 * logits < few and few + 44 * logits < many
-    for step in largest_steps(64, 48, 64, BLOCK_SIZE, 64 * BLOCK_SIZE):
+    for step in largest_steps(64, 48, 64, BLOCK_SIZE, 64 * BLOCK_SIZE, runner._steps.padded):
         with resident_peak() as seen:
             runner.step(step)
         assert seen.bytes <= 1.5 * many  # all layers; the heap's gaps are not the same each time

@@ -38,19 +38,19 @@ class Products:
         native = bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
         self._narrow_is_slow = device.type == "cpu" and not native
         packs: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        self._packs = device.type == "cpu" and native and dtype == torch.bfloat16 and packs
+        self.packs = device.type == "cpu" and native and dtype == torch.bfloat16 and packs
         self._scratch = torch.empty(widest, dtype=torch.float32, device=device)
 
     def hold(self, weight: Tensor) -> Held:
         """A weight, ``[in, out]``, ready for products."""
-        if self._packs and weight.dtype == torch.bfloat16:
+        if self.packs and weight.dtype == torch.bfloat16:
             turned = weight.t().contiguous()
             return Held(None, torch.ops.mkldnn._reorder_linear_weight(turned, PACKED_FOR_ROWS))
         return Held(weight, None)
 
     def hold_table(self, table: Tensor) -> Held:
         """An embedding, ``[vocab, hidden]``, ready for logits."""
-        if self._packs and table.dtype == torch.bfloat16:
+        if self.packs and table.dtype == torch.bfloat16:
             return Held(None, torch.ops.mkldnn._reorder_linear_weight(table, PACKED_FOR_ROWS))
         return Held(table, None)
 
@@ -88,7 +88,7 @@ class Products:
 
 
 def _packed(x: Tensor, packed: Tensor) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    made: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], "")
     return made
 
 

@@ -6,14 +6,16 @@ sampling and no file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.reference import Ragged, paged_attention, rms_norm, rope, silu_mul, store_kv
+from baton.kernels import lean
+from baton.kernels.reference import Ragged, padded_blocks, paged_attention, rms_norm, rope, silu_mul, store_kv
+from baton.workers.cache import KvPool
 from baton.workers.model.config import ModelConfig
 from baton.workers.model.layers import TABLE_ROWS, Products
 from baton.workers.model.rope import Rope
@@ -68,29 +70,34 @@ class Llama:
             *(matrix.numel() for layer in weights.layers[:1] for matrix in (layer.qkv, layer.gate_up, layer.down)),
         )
         self._products = products = Products(widest, self.device, dtype)
+        self._lean = products.packs and weights.embedding.dtype == dtype
+        #: blocks gathered for a query, see ``reference.plan_ragged``
+        self.padded = lean.quarter_blocks if self._lean else padded_blocks
         self._held = [
-            tuple(products.hold(matrix) for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down))
+            tuple(products.hold(matrix) for matrix in (self._qkv(layer), layer.out, layer.gate_up, layer.down))
             for layer in weights.layers
         ]
         self._head = products.hold_table(weights.head)
-        self._attn_norms = [layer.attn_norm.float() for layer in weights.layers]
-        self._ffn_norms = [layer.ffn_norm.float() for layer in weights.layers]
+        scale = math.sqrt(config.hidden) if self._lean else 1.0
+        self._attn_norms = [layer.attn_norm.float() * scale for layer in weights.layers]
+        self._ffn_norms = [layer.ffn_norm.float() * scale for layer in weights.layers]
         self._norm = weights.norm.float()
 
-    def states(
-        self,
-        ids: Tensor,
-        ragged: Ragged,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        layers: int | None = None,
-    ) -> Tensor:
-        """Compute a step: ``ids`` [tokens] enter the pools, the last layer's sums come back, float32 ``[tokens,
+    def _qkv(self, layer: LayerWeights) -> Tensor:
+        config = self.config
+        if not self._lean:
+            return layer.qkv
+        return lean.interleaved(layer.qkv, config.heads + config.kv_heads, config.head_dim)
+
+    def states(self, ids: Tensor, ragged: Ragged, pool: KvPool, layers: int | None = None) -> Tensor:
+        """Compute a step: ``ids`` [tokens] enter the pool, the last layer's sums come back, float32 ``[tokens,
         hidden]``.
 
-        ``keys`` and ``values`` are the pools of each layer. ``layers`` are how many are computed, by default all: the
-        first two take as much memory at once as all of them.
+        ``layers`` are how many are computed, by default all: the first two take as much memory at once as all of them.
         """
+        if self._lean:
+            return self._lean_states(ids, ragged, pool, layers)
+        keys, values = pool.keys, pool.values
         config, project, eps = self.config, self._products.project, self.config.rms_eps
         tokens, heads, kv_heads = ids.shape[0], config.heads, config.kv_heads
         cos, sin = self._rope.tables(ragged.positions)
@@ -105,6 +112,19 @@ class Llama:
             h = rms_norm(x, self._ffn_norms[index], eps, self.dtype)
             x += project(silu_mul(project(h, gate_up)), down)
         return x
+
+    def _lean_states(self, ids: Tensor, ragged: Ragged, pool: KvPool, layers: int | None) -> Tensor:
+        """The same step in fewer operators, which are ``kernels.lean``'s."""
+        config, project = self.config, self._products.project
+        angles = self._rope.complex_table(ragged.positions)
+        step = lean.LeanStep(ragged, angles, pool.both[0], config.heads, config.hidden, config.rms_eps)
+        states = step.states.copy_(functional.embedding(ids, self.weights.embedding))
+        for index, (fused, out, gate_up, down) in enumerate(self._held[:layers]):
+            qkv = project(step.normed(self._attn_norms[index]), fused)
+            states += project(step.attention(qkv, pool.both[index]), out)
+            h = project(step.normed(self._ffn_norms[index]), gate_up)
+            states += project(lean.silu_mul(h), down)
+        return states
 
     def logits(self, states: Tensor, wanted: Tensor) -> Tensor:
         """float32 ``[wanted, vocab]`` of the tokens at these indices of a step's ``states``."""

@@ -33,13 +33,15 @@ class KernelsUnavailable(Exception):
 class Steps(Protocol):
     """What computes steps: ``launch`` begins one, ``collect`` waits for it, in the same order.
 
-    Where it is ``asynchronous`` a step may be launched before the ones before it were collected.
+    Where it is ``asynchronous`` a step may be launched before the ones before it were collected. A row that decodes
+    takes memory for as many blocks as ``padded`` says, see ``kernels.reference.padded_blocks``.
     """
 
     asynchronous: bool
 
     def launch(self, rows: Sequence[StepRow], layers: int | None = None) -> Any: ...  # a handle, its own
     def collect(self, launched: Any) -> list[Sampled]: ...
+    def padded(self, keys: int, block_size: int, /) -> int: ...
     def phases_s(self) -> dict[str, float]: ...  # seconds by part of a step since last asked, where that is known
 
 

@@ -13,6 +13,7 @@ import torch
 
 from baton.engine.batch import END_FLAG, INVALID_FLAG, Sampled, Sampling, StepRow
 from baton.kernels.native import Team
+from baton.kernels.reference import padded_blocks
 from baton.workers.cache import KvPool
 from baton.workers.model.native import DRAW, NativeLlama, Outcome
 from baton.workers.model.packed import PackedWeights
@@ -25,6 +26,7 @@ class NativeSteps:
     """Computes steps at once: what ``launch`` gives back is the answer."""
 
     asynchronous = False
+    padded = staticmethod(padded_blocks)  # these kernels gather nothing, and need less
 
     def __init__(self, weights: PackedWeights, library: ctypes.CDLL, team: Team, pool: KvPool, vocab: int) -> None:
         self._model = NativeLlama(weights, library, team, pool.keys, pool.values, vocab)

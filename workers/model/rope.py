@@ -27,9 +27,16 @@ class Rope:
         """Cosine and sine, float32 ``[tokens, head_dim]``: the angles twice, the first half of the sine
         negated.
         """
-        angles = positions[:, None] * self.frequencies
-        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        cos, sin = self._halves(positions)
         return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+
+    def complex_table(self, positions: Tensor) -> Tensor:
+        """The same as complex numbers, ``[tokens, head_dim / 2]``: each pair times its number is the pair turned."""
+        return torch.complex(*self._halves(positions))
+
+    def _halves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None] * self.frequencies
+        return angles.cos() * self.scale, angles.sin() * self.scale
 
 
 def frequencies(config: ModelConfig, factors: Tensor | None) -> tuple[Tensor, float]:

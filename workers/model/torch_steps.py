@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.batch import UNKNOWN, Sampled, StepRow
-from baton.kernels.reference import Part, padded_blocks, plan_ragged
+from baton.kernels.reference import Part, plan_ragged
 from baton.kernels.upload import upload
 from baton.workers.cache import BLOCK_SIZE, KvPool
 from baton.workers.model.llama import Llama
@@ -40,6 +40,7 @@ class TorchSteps:
         self._model, self._pool, self._vocab = model, pool, vocab
         self._device = model.device
         self.asynchronous = self._device.type == "cuda"
+        self.padded = model.padded
         self._last = torch.zeros(0, dtype=torch.int64, device=self._device)  # by slot
         self._sampling: Counter[int] = Counter()  # slots that launched steps sample for, which were not collected
 
@@ -55,7 +56,7 @@ class TorchSteps:
     def launch(self, rows: Sequence[StepRow], layers: int | None = None) -> Launched:
         """Begin a step; what to ``collect``, in the order of launching."""
         # Decoding rows of like length first, so that they attend together.
-        ordered = sorted(rows, key=_attention_order)
+        ordered = sorted(rows, key=self._attention_order)
         ids = [token for row in ordered for token in row.tokens]
         unknown = [(at, slot) for at, slot in enumerate(_slots(ordered)) if ids[at] == UNKNOWN]
         assert all(self._sampling[slot] for _, slot in unknown), "an unknown token that no launched step samples"
@@ -70,13 +71,13 @@ class TorchSteps:
         slots = [row.slot for row in sampled]
         parts = [Part(row.start, len(row.tokens), row.blocks) for row in ordered]
         with torch.inference_mode():
-            ragged = plan_ragged(parts, BLOCK_SIZE, self._device)
+            ragged = plan_ragged(parts, BLOCK_SIZE, self._device, self.padded)
             self._pool.clear([block for part in parts for block in _begun(part)])
             tokens = upload(ids, self._device)
             if unknown:
                 places, theirs = upload(unknown, self._device).T
                 tokens[places] = self._last[theirs]
-            states = self._model.states(tokens, ragged, self._pool.keys, self._pool.values, layers)
+            states = self._model.states(tokens, ragged, self._pool, layers)
             for row in ordered:
                 if row.targets:
                     self._score(row, states[ends[id(row)] + 1 - len(row.tokens) :])
@@ -110,6 +111,10 @@ class TorchSteps:
             scores.append(prompt_scores(logits[:, : self._vocab], targets, top))
         row.prompt_scores = b"".join(scores)
 
+    def _attention_order(self, row: StepRow) -> tuple[int, int]:
+        chunk = len(row.tokens) > 1
+        return (1, 0) if chunk else (0, self.padded(row.start + 1, BLOCK_SIZE))
+
     def _indices(self, indices: Sequence[int]) -> Tensor:
         return upload(list(indices), self._device, torch.int64)
 
@@ -122,8 +127,3 @@ def _slots(rows: Sequence[StepRow]) -> Iterator[int]:
 def _begun(part: Part) -> Sequence[int]:
     """The blocks whose first place this step writes."""
     return part.table[-(-part.start // BLOCK_SIZE) : -(-(part.start + part.count) // BLOCK_SIZE)]
-
-
-def _attention_order(row: StepRow) -> tuple[int, int]:
-    chunk = len(row.tokens) > 1
-    return (1, 0) if chunk else (0, padded_blocks(row.start + 1, BLOCK_SIZE))

@@ -126,6 +126,17 @@ def test_log_probabilities_are_near_those_of_float32(load: Load, name: str) -> N
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_torch_in_bfloat16_is_near_float32_in_prompts_and_decoding(load: Load, name: str) -> None:
+    runner = load(MODELS[name], kernels="torch", dtype="bfloat16", weights="bfloat16")
+    exact = load(MODELS[name], kernels="torch", dtype="float32", weights="bfloat16")
+    assert_scores_near(runner, exact, BFLOAT16)
+    asked = [msgspec.structs.replace(GREEDY, logit_bias=((7, 1000.0),))] * len(PROMPTS)  # both go on with the same
+    for ours, theirs in zip(*(generate(r, PROMPTS, 6, samplings=asked, seed=5) for r in (runner, exact)), strict=True):
+        assert [s.token for s in ours] == [7] * 6
+        assert [s.logprob for s in ours] == pytest.approx([s.logprob for s in theirs], rel=0.01, abs=0.2)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_int8_weights_are_near_float32(load: Load, name: str) -> None:
     exact = load(MODELS[name], kernels="torch", dtype="float32", weights="float32")
     assert_scores_near(native(load, MODELS[name], "int8"), exact, INT8)
