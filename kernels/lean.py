@@ -2,8 +2,9 @@
 
 With one row an operator's dispatch takes longer than its arithmetic, so fewer of them is what makes a step fast: views
 and buffers are made once a step and not in every layer, keys and values are fetched together, and attention reads them
-as they are held. Each operation is tested against ``kernels.reference``. Rows are independent of each other, but in the
-products between. Nothing here knows a model's weights, a request or a file.
+as they are held. Types change by copies into such buffers, for operators that take two types make theirs anew.
+Each operation is tested against ``kernels.reference``. Rows are independent of each other, but in the products between.
+Nothing here knows a model's weights, a request or a file.
 """
 
 from __future__ import annotations
@@ -37,12 +38,6 @@ def interleaved(matrix: Tensor, heads: int, head_dim: int) -> Tensor:
     return torch.cat((pairs.reshape(turned.shape), rest), 1)
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """``reference.silu_mul`` of bfloat16 ``[tokens, 2 * intermediate]``: ``[tokens, intermediate]``, rounded once."""
-    gate, up = x.chunk(2, -1)
-    return functional.silu(gate.float()).mul_(up).bfloat16()
-
-
 @dataclass(frozen=True, slots=True)
 class Attended:
     """A group's share of a step's buffers."""
@@ -62,7 +57,9 @@ class LeanStep:
     ``states`` is the residual sum, float32 ``[tokens, hidden]``.
     """
 
-    def __init__(self, ragged: Ragged, angles: Tensor, pool: Tensor, heads: int, hidden: int, eps: float) -> None:
+    def __init__(
+        self, ragged: Ragged, angles: Tensor, pool: Tensor, heads: int, hidden: int, intermediate: int, eps: float
+    ) -> None:
         """``angles`` are those of ``reference.rope`` as complex numbers, ``[tokens, head_dim / 2]``; ``pool`` is any
         layer's ``[2 * blocks, block_size, kv_heads, head_dim]``, first the blocks of keys and then those of values.
         """
@@ -71,7 +68,11 @@ class LeanStep:
         # The length of such a row is the root of the sum of squares and of eps for each of them.
         self._rows = torch.full((tokens, hidden + 1), math.sqrt(hidden * eps))
         self.states = self._rows[:, :hidden]
+        self._length, self._scratch = torch.empty(tokens, 1), torch.empty(tokens, hidden)
         self._normed = torch.empty(tokens, hidden, dtype=torch.bfloat16)
+        self._gate_up = torch.empty(tokens, 2 * intermediate)
+        self._gate, self._up = self._gate_up.chunk(2, 1)
+        self._activated = torch.empty(tokens, intermediate, dtype=torch.bfloat16)
         self._wide = torch.empty(tokens, heads + 2 * kv_heads, head_dim)
         pairs = self._wide.view(*self._wide.shape[:2], head_dim // 2, 2)[:, : heads + kv_heads]
         self._pairs, self._angles = torch.view_as_complex(pairs), angles[:, None]
@@ -80,13 +81,13 @@ class LeanStep:
         self._slots = torch.stack((ragged.slots, ragged.slots + len(pool) // 2 * block_size), 1)
         self._seen = torch.empty(tokens, heads * head_dim, dtype=torch.bfloat16)
         most = 2 * max(len(group.blocks) for group in ragged.groups)
-        scratch = torch.empty(most, *pool.shape[1:], dtype=torch.bfloat16)
-        self._groups = [self._attended(group, scratch, len(pool) // 2) for group in ragged.groups]
+        fetched = torch.empty(most, *pool.shape[1:], dtype=torch.bfloat16)
+        self._groups = [self._attended(group, fetched, len(pool) // 2) for group in ragged.groups]
 
-    def _attended(self, group: Group, scratch: Tensor, blocks: int) -> Attended:
-        kv_heads, head_dim = scratch.shape[2:]
+    def _attended(self, group: Group, fetched: Tensor, blocks: int) -> Attended:
+        kv_heads, head_dim = fetched.shape[2:]
         tokens = slice(group.first, group.first + group.sequences * group.queries)
-        fetched = scratch[: 2 * len(group.blocks)]
+        fetched = fetched[: 2 * len(group.blocks)]
         keys, values = fetched.view(2, group.sequences, -1, kv_heads, head_dim)[:, :, : group.keys].transpose(2, 3)
         queries = self._heads[tokens, : -2 * kv_heads]
         seen = self._seen[tokens].view(queries.shape)
@@ -100,8 +101,18 @@ class LeanStep:
 
     def normed(self, weight: Tensor) -> Tensor:
         """``reference.rms_norm`` of the states, bfloat16; ``weight`` is the norm's times the root of ``hidden``."""
-        length = torch.linalg.vector_norm(self._rows, 2, -1, True)
-        return torch.mul(self.states / length, weight, out=self._normed)
+        torch.linalg.vector_norm(self._rows, 2, -1, True, out=self._length)
+        torch.div(self.states, self._length, out=self._scratch).mul_(weight)
+        return self._normed.copy_(self._scratch)
+
+    def add(self, product: Tensor) -> None:
+        """Add a product, bfloat16 ``[tokens, hidden]``, to the states."""
+        self.states.add_(self._scratch.copy_(product))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """``reference.silu_mul`` of bfloat16 ``[tokens, 2 * intermediate]``, and as exact."""
+        self._gate_up.copy_(gate_up)
+        return self._activated.copy_(functional.silu(self._gate, True).mul_(self._up))
 
     def attention(self, qkv: Tensor, pool: Tensor) -> Tensor:
         """Turn queries and keys, store keys and values in ``pool``, and attend: ``[tokens, heads * head_dim]``.

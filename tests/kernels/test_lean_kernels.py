@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.kernels.lean import LeanStep, interleaved, quarter_blocks, silu_mul
+from baton.kernels.lean import LeanStep, interleaved, quarter_blocks
 from baton.kernels.reference import (
     Part,
     Ragged,
@@ -17,9 +17,9 @@ from baton.kernels.reference import (
     plan_ragged,
     rms_norm,
     rope,
+    silu_mul,
     store_kv,
 )
-from baton.kernels.reference import silu_mul as exact_silu_mul
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, EPS = 16, 1e-5
@@ -47,7 +47,15 @@ def near(found: Tensor, exact: Tensor, tolerance: float = 2**-7) -> None:
 class Case:
     """A step over a pool that holds numbers everywhere, in blocks that lie anywhere."""
 
-    def __init__(self, starts: list[int], counts: list[int], shape: tuple[int, int, int], hidden: int = 33) -> None:
+    def __init__(
+        self,
+        starts: list[int],
+        counts: list[int],
+        shape: tuple[int, int, int],
+        hidden: int = 33,
+        intermediate: int = 17,
+    ) -> None:
+        self.hidden, self.intermediate = hidden, intermediate
         self.heads, self.kv_heads, self.head_dim = shape
         tables = [-(-(s + c) // BLOCK_SIZE) for s, c in zip(starts, counts, strict=True)]
         self.blocks = sum(tables) + 2
@@ -60,10 +68,11 @@ class Case:
         self.ragged = plan_ragged(self.parts, BLOCK_SIZE, CPU, quarter_blocks)
         self.tokens = sum(counts)
         self.angles = self.ragged.positions[:, None] * 100.0 ** -(torch.arange(self.head_dim // 2) / self.head_dim)
-        self.step = self.lean(self.ragged, self.angles, hidden)
+        self.step = self.lean(self.ragged, self.angles)
 
-    def lean(self, ragged: Ragged, angles: Tensor, hidden: int = 33) -> LeanStep:
-        return LeanStep(ragged, torch.polar(torch.ones(()), angles), self.pool, self.heads, hidden, EPS)
+    def lean(self, ragged: Ragged, angles: Tensor) -> LeanStep:
+        sizes = self.heads, self.hidden, self.intermediate
+        return LeanStep(ragged, torch.polar(torch.ones(()), angles), self.pool, *sizes, EPS)
 
     def qkv(self) -> tuple[Tensor, Tensor]:
         """What a product gives with plain weights, and with interleaved ones."""
@@ -94,7 +103,15 @@ def test_norm_of_zero_is_zero() -> None:
 @pytest.mark.parametrize(("tokens", "intermediate"), [(1, 1), (3, 1536), (7, 11)])
 def test_silu_mul_is_the_references(tokens: int, intermediate: int) -> None:
     x = (randn(tokens, 2 * intermediate) * 10).bfloat16()
-    near(silu_mul(x), exact_silu_mul(x), 2**-8)
+    step = Case([0], [tokens], (2, 1, 4), intermediate=intermediate).step
+    assert torch.equal(step.silu_mul(x), silu_mul(x))
+
+
+def test_a_product_is_added() -> None:
+    step = Case([0], [3], (2, 1, 4), 7).step
+    before, product = step.states.copy_(randn(3, 7)).clone(), randn(3, 7, seed=1).bfloat16()
+    step.add(product)
+    assert torch.equal(step.states, before + product)
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -117,14 +117,15 @@ class Llama:
         """The same step in fewer operators, which are ``kernels.lean``'s."""
         config, project = self.config, self._products.project
         angles = self._rope.complex_table(ragged.positions)
-        step = lean.LeanStep(ragged, angles, pool.both[0], config.heads, config.hidden, config.rms_eps)
-        states = step.states.copy_(functional.embedding(ids, self.weights.embedding))
+        sizes = config.heads, config.hidden, config.intermediate
+        step = lean.LeanStep(ragged, angles, pool.both[0], *sizes, config.rms_eps)
+        step.states.copy_(functional.embedding(ids, self.weights.embedding))
         for index, (fused, out, gate_up, down) in enumerate(self._held[:layers]):
             qkv = project(step.normed(self._attn_norms[index]), fused)
-            states += project(step.attention(qkv, pool.both[index]), out)
+            step.add(project(step.attention(qkv, pool.both[index]), out))
             h = project(step.normed(self._ffn_norms[index]), gate_up)
-            states += project(lean.silu_mul(h), down)
-        return states
+            step.add(project(step.silu_mul(h), down))
+        return step.states
 
     def logits(self, states: Tensor, wanted: Tensor) -> Tensor:
         """float32 ``[wanted, vocab]`` of the tokens at these indices of a step's ``states``."""
