@@ -75,8 +75,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     swap_prior_bytes_per_s: int = 4 << 30
     # how many steps in a row a prompt may be held back for the sake of those that decode
     prefill_wait_steps_max: int = 4
-    # a step with a prompt in it may always take so many times what it would take without, up to so many times where more
-    # prompts wait than sequences decode, and so many times what a step of one token takes, which each piece pays for
+    # a step with a prompt in it may always take so many times what it would take without, up to so many times where
+    # more prompts wait than sequences decode, and so many times what a step of one token takes, which each piece costs
     prefill_slowdown: float = 1.5
     prefill_slowdown_max: float = 3.0
     prefill_steps_min: float = 3.5
