@@ -73,7 +73,6 @@ class Batcher:
         self.pool = pool
         self.seating.greeted(pool, memory_of(ranks))
         self.preemption.greeted(ranks)
-        self.pace.greeted(ranks)
         self.tokens_per_row = min(hello.tokens_per_row_max for hello in ranks)
 
     def add(self, seq: Sequence, now_ns: int) -> None:

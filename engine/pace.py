@@ -6,13 +6,12 @@ and it costs nothing where no prompt is to be computed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from baton.engine.budget import Chunk, Load, chunk_tokens
 from baton.engine.limits import Limits
 from baton.engine.sequence import Sequence
 from baton.engine.steptime import StepTime
-from baton.ipc.frames import WorkerHello
 
 
 class Pace:
@@ -22,20 +21,15 @@ class Pace:
         self.limits = limits
         self.target_s = target_ms / 1e3
         self.step_time = StepTime(limits)
-        self._least_s = self._most_s = 0.0
         self._load: Load | None = None
-
-    def greeted(self, ranks: Collection[WorkerHello]) -> None:
-        """Workers are there; the slowest says how long a step takes at least, or nobody does."""
-        self._least_s = max(hello.step_ns for hello in ranks) / 1e9
+        self._most_s = 0.0
 
     def begin(self, decoding: Mapping[Sequence, int], prompts: int) -> None:
         """The step at hand has these rows, of one token each; ``prompts`` want to be in it besides, or to go on.
 
         It may take the target. Where that is less than some times what its decodes alone take, it may take those: on a
         slow machine, else, prompts would be starved for a target that nothing can meet. How many times depends on how
-        many wait for each that decodes. Nor is it cut shorter than some steps of one token, or more time would go into
-        reading the weights anew for each piece than the shorter step is worth.
+        many wait for each that decodes.
         """
         self._load = None
         if not self.target_s or not decoding:
@@ -45,7 +39,7 @@ class Pace:
         alone_s = self.step_time.predict(load.tokens, load.context)
         slowdown = max(1.0, prompts / rows) * limits.prefill_slowdown
         slowdown = min(slowdown, max(limits.prefill_slowdown, limits.prefill_slowdown_max))
-        self._most_s = max(self.target_s, slowdown * alone_s, limits.prefill_steps_min * self._least_s)
+        self._most_s = max(self.target_s, slowdown * alone_s)
 
     @property
     def tight(self) -> bool:

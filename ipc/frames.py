@@ -285,7 +285,6 @@ class WorkerHello(Frame, frozen=True):
     workspace_bytes: int = 0  # the most that a step was measured to take beyond weights and cache
     host_blocks: int = 0  # blocks of swap space
     swap_bytes_per_s: int = 0  # how fast blocks were seen to move there and back; 0 where that was not measured
-    step_ns: Size = 0  # how long a step of one token was seen to take, with little to attend to; 0 where not measured
 
 
 # ---------------------------------------------------------------------------------------------- supervisor

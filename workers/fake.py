@@ -88,7 +88,7 @@ class ScriptedRunner:
         self._last: dict[int, int] = {}  # each slot's last sampled token, as a device keeps it
         self._host = [0] * (host_blocks * block_tokens)
         self.host_blocks = host_blocks
-        self.swap_bytes_per_s = self.step_ns = 0  # not measured
+        self.swap_bytes_per_s = 0  # not measured
         self.weights_bytes = self.workspace_bytes = 0  # it has no weights, and computes in place
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:

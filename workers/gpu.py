@@ -52,8 +52,6 @@ class StepRunner(Protocol):
     @property
     def swap_bytes_per_s(self) -> int: ...
     @property
-    def step_ns(self) -> int: ...  # of one token, 0 where it was not timed
-    @property
     def kernels(self) -> str: ...  # what computes, in words for the log
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None: ...
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]: ...
@@ -289,16 +287,15 @@ async def run(process: Process, make: RunnerMaker = make_runner) -> None:
     def group() -> tuple[int, ...]:
         return tuple(process.board.live(Role.WORKER, rank) for rank in range(ranks))
 
-    step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0
     hello = WorkerHello(
         *(me, me.index, group(), layout, digest, card.vocab, card.context_tokens_max, of_a_row),
         weights_bytes=runner.weights_bytes,
         workspace_bytes=runner.workspace_bytes,
         host_blocks=runner.host_blocks,
         swap_bytes_per_s=runner.swap_bytes_per_s,
-        step_ns=int(step_s * 1e9) or runner.step_ns,
     )
     core = WorkerCore(me.index, hello.group, layout.block_tokens)
+    step_s = settings.scripted_step_ms / 1000 if settings.worker == "scripted" else 0.0
     loop = StepLoop(process, runner, core, step_s, group)
     process.hear("plans", loop.plans_came)
     process.run_core(Greeter(hello, core, group), {})

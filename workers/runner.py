@@ -25,7 +25,6 @@ from baton.workers.workspace import remembered
 
 KV_BYTES_DEFAULT = 1 << 30
 TIMED_BLOCKS, TIMED_MOVES = 32, 4
-TIMED_STEPS = 4
 
 
 def has_device(device: str) -> bool:
@@ -84,7 +83,7 @@ class Runner:
         )
         self.layout = self._pool.layout
         self.host_blocks = host_blocks
-        self.swap_bytes_per_s = self.step_ns = 0  # once timed
+        self.swap_bytes_per_s = 0  # once timed
         self._steps = loaded.steps(self._pool, self.config.vocab if vocab is None else vocab)
         self.asynchronous = self._steps.asynchronous
         self.workspace_bytes = 0  # once measured, the most a step takes
@@ -171,17 +170,10 @@ class Runner:
         self.swap_bytes_per_s = max(1, int(2 * count * self.layout.bytes_per_block / best_s))
 
     def warm_up(self) -> None:
-        """Run a prefill and decode steps through block 0, so that no request pays for first calls; and time the best of
-        the latter.
-        """
+        """Run a prefill and a decode step through block 0, so that no request pays for first calls."""
         sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, end_ids=())
-        self.step([StepRow(0, [0] * (BLOCK_SIZE - 1), 0, [0], True, 0, sampling)])
-        best_s = float("inf")
-        for _ in range(1 + TIMED_STEPS):
-            began = perf_counter()
-            self.step([StepRow(0, [0], BLOCK_SIZE - 1, [0], True, 0, sampling)])
-            best_s = min(best_s, perf_counter() - began)
-        self.step_ns = max(1, int(best_s * 1e9))
+        for start, count in ((0, BLOCK_SIZE - 1), (BLOCK_SIZE - 1, 1)):
+            self.step([StepRow(0, [0] * count, start, [0], True, 0, sampling)])
 
 
 def _keep_freed_memory() -> None:

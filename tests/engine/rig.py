@@ -109,7 +109,7 @@ class Engine:
     """
 
     tokens_per_row_max = 1
-    swap_bytes_per_s = step_ns = 0
+    swap_bytes_per_s = 0
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class Engine:
         layout = KVLayout(self.block_tokens, blocks, 1, 1, 1, 1, "float32")
         me, most = address(Role.WORKER, incarnation), self.tokens_per_row_max
         hello = WorkerHello(me, 0, (incarnation,), layout, "w", VOCAB, 4096, most)
-        measured = {"swap_bytes_per_s": self.swap_bytes_per_s, "step_ns": self.step_ns}
-        return self.tell(msgspec.structs.replace(hello, host_blocks=self.host_blocks, **measured))
+        hello = msgspec.structs.replace(hello, host_blocks=self.host_blocks, swap_bytes_per_s=self.swap_bytes_per_s)
+        return self.tell(hello)
 
     @property
     def plan(self) -> Plan | None:

@@ -184,20 +184,6 @@ def test_a_target_is_not_kept_where_more_wait_than_decode() -> None:
     assert firsts == [50, 201, 302], "1.5 times 101 ms, then as many times more as wait for each, up to 4 times"
 
 
-def test_no_prompt_is_cut_to_steps_that_mostly_read_the_weights() -> None:
-    limits = Limits(step_prior_s=0.010, token_prior_s=0.001, context_prior_s=1e-9, prefill_steps_min=3.0)
-    engine = known(limits, 30.0)
-    engine.board.set_live(Role.WORKER, 0, 2, 0)
-    engine.tell(Life(Role.WORKER, 0, 2))
-    engine.step_ns = 20_000_000
-    engine.start_worker(2, 128)
-    engine.submit(0, PROMPT, params(40))
-    engine.step()
-    engine.submit(1, list(range(2, 22)) * 8, params(2, 2))
-    engine.run()
-    assert long_chunks(engine, 1)[0] == 48, "three steps of 20 ms, where 10 ms and 1 ms a token are believed"
-
-
 def test_a_lost_worker_s_requests_come_back_before_anybody_new() -> None:
     engine = Engine(blocks=8, policies=Policies(prefix_cache=False, admission="reserve"))
     for slot in range(3):

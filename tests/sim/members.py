@@ -124,7 +124,7 @@ class Exhaustible:
         self.tokens_per_row_max = runner.tokens_per_row_max
         self.weights_bytes, self.workspace_bytes = runner.weights_bytes, runner.workspace_bytes
         self.host_blocks, self.swap_bytes_per_s = runner.host_blocks, runner.swap_bytes_per_s
-        self.step_ns, self.kernels = runner.step_ns, runner.kernels
+        self.kernels = runner.kernels
         self.move = runner.move
 
     def step(self, rows: Sequence[StepRow]) -> list[Sampled]:

@@ -192,10 +192,8 @@ def test_what_a_block_held_before_reaches_nobody(exact: Runner) -> None:
         assert [sampled.token for sampled in output] == reference["output_ids"][:12]
 
 
-def test_warm_up_can_be_run_at_any_time_and_times_a_step(runner: Runner) -> None:
-    runner.step_ns = 0
+def test_warm_up_can_be_run_at_any_time(runner: Runner) -> None:
     runner.warm_up()
-    assert 1_000_000 < runner.step_ns < 5_000_000_000
 
 
 def test_the_layout_describes_the_pool(runner: Runner) -> None:
