@@ -29,7 +29,7 @@ class Pace:
 
         It may take the target. Where that is less than some times what its decodes alone take, it may take those: on a
         slow machine, else, prompts would be starved for a target that nothing can meet. How many times depends on how
-        many wait for each that decodes.
+        many wait for each that decodes; in a long queue, for each of a few.
         """
         self._load = None
         if not self.target_s or not decoding:
@@ -37,7 +37,7 @@ class Pace:
         rows, limits = len(decoding), self.limits
         self._load = load = Load(rows, rows, rows + sum(seq.planned for seq in decoding))
         alone_s = self.step_time.predict(load.tokens, load.context)
-        slowdown = max(1.0, prompts / rows) * limits.prefill_slowdown
+        slowdown = max(1.0, prompts / min(rows, limits.prefill_decodes_max)) * limits.prefill_slowdown
         slowdown = min(slowdown, max(limits.prefill_slowdown, limits.prefill_slowdown_max))
         self._most_s = max(self.target_s, slowdown * alone_s)
 
