@@ -116,4 +116,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # what is kept of the past
     trace_store_bytes_max: int = 8 << 20
     trace_buffer_spans_max: int = 4096
+    trace_emitted_spans_max: int = 256
     trace_buffer_bytes_max: int = 64 << 10
