@@ -60,11 +60,10 @@ def contradicting(settings: Settings) -> tuple[str, str] | None:
 
     They compute on a CPU, in bfloat16, over weights that are not float32.
     """
-    native = (
-        "weights" if settings.weights in ("int8", "native") else "kernels" if settings.kernels == "native" else None
-    )
-    if settings.worker != "model" or native is None:
+    quantised = settings.weights in ("int8", "native")
+    if settings.worker != "model" or not (quantised or settings.kernels == "native"):
         return None
+    native = "weights" if quantised else "kernels"
     unfit = {"kernels": "torch", "dtype": "float32", "device": "cuda", "weights": "float32"}
     return next(((native, name) for name, value in unfit.items() if getattr(settings, name) == value), None)
 
