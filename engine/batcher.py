@@ -9,18 +9,20 @@ whoever needs its blocks sits out until then.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from baton.engine.blocks import BlockPool
 from baton.engine.buggify import buggify
 from baton.engine.effects import Effect
-from baton.engine.ledger import Memory
 from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership
 from baton.engine.pace import Pace
 from baton.engine.policies import Policies
 from baton.engine.preemption import WAYS, Preemption, own_blocks
 from baton.engine.prefix import PrefixCounts
-from baton.engine.seating import Seating, freed_blocks, held_blocks
+from baton.engine.seating import Seating, freed_blocks, held_blocks, memory_of
 from baton.engine.sequence import Sequence
+from baton.ipc.frames import WorkerHello
 
 Chosen = dict[Sequence, int]
 
@@ -66,10 +68,12 @@ class Batcher:
         promised = self.seating.promised() if pool is not None else (0, 0, 0, 0)
         return (*held, found.queries, found.hits, found.evictions, *promised)
 
-    def greeted(self, pool: BlockPool, memory: Memory) -> None:
+    def greeted(self, pool: BlockPool, ranks: Collection[WorkerHello]) -> None:
         """Workers are there, with an empty cache."""
         self.pool = pool
-        self.seating.greeted(pool, memory)
+        self.seating.greeted(pool, memory_of(ranks))
+        self.preemption.greeted(ranks)
+        self.tokens_per_row = min(hello.tokens_per_row_max for hello in ranks)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         """A new sequence; it waits."""
@@ -100,7 +104,7 @@ class Batcher:
                 chosen[seq] = 1
                 budget -= 1
         if chunks or self.waiting:
-            self.pace.begin(chosen)
+            self.pace.begin(chosen, len(chunks) + len(self.waiting))
         for seq in chunks:
             if not budget:
                 break

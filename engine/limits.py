@@ -75,8 +75,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     swap_prior_bytes_per_s: int = 4 << 30
     # how many steps in a row a prompt may be held back for the sake of those that decode
     prefill_wait_steps_max: int = 4
-    # a step with a prompt in it may always take so many times what it would take without
-    prefill_slowdown: float = 1.5
+    # a step with a prompt in it may always take so many times what it would take without; up to so many times where
+    # more prompts wait than sequences decode, of which so many count at most
+    prefill_slowdown: float = 1.35
+    prefill_slowdown_max: float = 3.0
+    prefill_decodes_max: int = 6
     # admission: what may wait, what stays free, how often one may be made to give way, when to come back
     queue_tokens_max: int = 1 << 21
     kv_headroom_share: float = 0.01
@@ -113,4 +116,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # what is kept of the past
     trace_store_bytes_max: int = 8 << 20
     trace_buffer_spans_max: int = 4096
+    trace_emitted_spans_max: int = 256
     trace_buffer_bytes_max: int = 64 << 10

@@ -24,19 +24,22 @@ class Pace:
         self._load: Load | None = None
         self._most_s = 0.0
 
-    def begin(self, decoding: Mapping[Sequence, int]) -> None:
-        """The step at hand has these rows, of one token each; prompts come after them.
+    def begin(self, decoding: Mapping[Sequence, int], prompts: int) -> None:
+        """The step at hand has these rows, of one token each; ``prompts`` want to be in it besides, or to go on.
 
-        It may take the target; or some times what its decodes alone take, where that is more: on a slow machine, else,
-        prompts would be starved for a target that nothing can meet.
+        It may take the target. Where that is less than some times what its decodes alone take, it may take those: on a
+        slow machine, else, prompts would be starved for a target that nothing can meet. How many times depends on how
+        many wait for each that decodes; in a long queue, for each of a few.
         """
         self._load = None
         if not self.target_s or not decoding:
             return
-        rows = len(decoding)
+        rows, limits = len(decoding), self.limits
         self._load = load = Load(rows, rows, rows + sum(seq.planned for seq in decoding))
         alone_s = self.step_time.predict(load.tokens, load.context)
-        self._most_s = max(self.target_s, self.limits.prefill_slowdown * alone_s)
+        slowdown = max(1.0, prompts / min(rows, limits.prefill_decodes_max)) * limits.prefill_slowdown
+        slowdown = min(slowdown, max(limits.prefill_slowdown, limits.prefill_slowdown_max))
+        self._most_s = max(self.target_s, slowdown * alone_s)
 
     @property
     def tight(self) -> bool:

@@ -19,7 +19,6 @@ from baton.engine.limits import Limits
 from baton.engine.ownership import Ownership, SchedulerBoard
 from baton.engine.policies import Policies
 from baton.engine.prefix import Chain, root
-from baton.engine.seating import memory_of
 from baton.engine.sequence import End, Sequence
 from baton.engine.stopping import counts, ending, no_token, stop_token
 from baton.ipc.frames import (
@@ -187,9 +186,7 @@ class SchedulerCore:
             hosts = min(hello.host_blocks for hello in self.ranks.values())
             found = self.batcher.prefix_counts
             pool = BlockPool(blocks, event.layout.block_tokens, host_total=hosts, counts=found)
-            self.batcher.greeted(pool, memory_of(self.ranks.values()))
-            self.batcher.preemption.greeted(self.ranks.values())
-            self.batcher.tokens_per_row = min(hello.tokens_per_row_max for hello in self.ranks.values())
+            self.batcher.greeted(pool, self.ranks.values())
             self.context_tokens_max = event.context_tokens_max
             for seq in list(self.sequences.values()):
                 self._admit(seq, now_ns, out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 
@@ -15,8 +14,10 @@ def make() -> int:
 
 def ring(fd: int) -> None:
     """Wake the reader; ringing again before it woke costs nothing."""
-    with contextlib.suppress(BlockingIOError):  # the counter is full: the reader is awake as it will ever be
+    try:  # not contextlib's: this runs several times a step
         os.eventfd_write(fd, 1)
+    except BlockingIOError:
+        return  # the counter is full: the reader is awake as it will ever be
 
 
 def hear(loop: asyncio.AbstractEventLoop, fd: int, answer: Callable[[], None]) -> Callable[[], None]:
@@ -26,8 +27,10 @@ def hear(loop: asyncio.AbstractEventLoop, fd: int, answer: Callable[[], None]) -
     """
 
     def heard() -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.eventfd_read(fd)
+        except BlockingIOError:
+            return  # somebody answered meanwhile
         answer()
 
     loop.add_reader(fd, heard)

@@ -117,13 +117,9 @@ class ZmqLinks:
         """
         self._scheduled = False
         for _ in range(self.limits.inbox_batch_frames_max):
-            if self._inbox.closed:
+            if self._inbox.closed or not int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            try:
-                data = self._inbox.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            frame = self._post.open(data)
+            frame = self._post.open(self._inbox.recv(zmq.DONTWAIT))
             if frame is not None:
                 self._deliver(frame)
         self._wake()

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from baton.engine.limits import Limits
-from baton.workers.config import Settings, size_bytes
+from baton.workers.config import Settings, contradicting, size_bytes
 
 PREFIX = "BATON_"
 FILE_VARIABLE = "BATON_CONFIG"
@@ -102,7 +102,12 @@ def configure(
         leaf = name.removeprefix("limits.")
         (top if leaf == name else limits)[leaf] = checked(name, found)
     sources = {name: given[name].source if name in given else "default" for name in known_settings()}
-    return Configuration(Settings(**top, limits=Limits(**limits)), sources)
+    settings = Settings(**top, limits=Limits(**limits))
+    if (pair := contradicting(settings)) is not None:
+        where = ", ".join(dict.fromkeys(sources[name] for name in pair if name in given))
+        what = " and ".join(f"{name} {getattr(settings, name)}" for name in pair)
+        raise ConfigurationError(f"{where}: {what} exclude each other")
+    return Configuration(settings, sources)
 
 
 def from_file(path: Path) -> dict[str, Given]:

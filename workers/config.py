@@ -55,6 +55,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits: Limits = Limits()
 
 
+def contradicting(settings: Settings) -> tuple[str, str] | None:
+    """Two settings of which one wants the C++ kernels and the other does not go with them; None where all agree.
+
+    They compute on a CPU, in bfloat16, over weights that are not float32.
+    """
+    quantised = settings.weights in ("int8", "native")
+    if settings.worker != "model" or not (quantised or settings.kernels == "native"):
+        return None
+    native = "weights" if quantised else "kernels"
+    unfit = {"kernels": "torch", "dtype": "float32", "device": "cuda", "weights": "float32"}
+    return next(((native, name) for name, value in unfit.items() if getattr(settings, name) == value), None)
+
+
 def size_bytes(text: str) -> int:
     """The bytes meant by a size such as "512MiB", "4 GB" or "1073741824"; ValueError where it is none, or nothing."""
     number, unit = text.strip(), ""

@@ -38,14 +38,16 @@ static double sums_per_second(double of_one, One one) {
   constexpr long TIMES = 2000000;
   constexpr int CHAINS = 12;
   double best_s = 1e9;
-  __m512i a = _mm512_set1_epi32(0x3f803f80), b = _mm512_set1_epi32(0x3f003f00);
+  const __m512i a = _mm512_set1_epi32(0x3f803f80), b = _mm512_set1_epi32(0x3f003f00);
   for (int round = 0; round < ROUNDS; round++) {
     const double began = seconds_now();
     Sum sum[CHAINS] = {};
     for (long i = 0; i < TIMES; i++) {
 #pragma GCC unroll 12
-      for (int chain = 0; chain < CHAINS; chain++) sum[chain] = one(sum[chain], a, b);
-      asm volatile("" : "+v"(a), "+v"(b));
+      for (int chain = 0; chain < CHAINS; chain++) {
+        sum[chain] = one(sum[chain], a, b);
+        asm volatile("" : "+v"(sum[chain]));  // else the compiler may find that all chains are the same
+      }
     }
     for (int chain = 0; chain < CHAINS; chain++) asm volatile("" ::"v"(sum[chain]));
     best_s = std::min(best_s, seconds_now() - began);

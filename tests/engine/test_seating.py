@@ -27,9 +27,9 @@ def ask(engine: Engine, slot: int, prompt: list[int], of: Params, **terms: int) 
     return list(engine.tell(Handed(key, address(Role.FRONTEND), TRACE, said, of, prompt, [], 1 << 20)))
 
 
-def known(limits: Limits, target_ms: float) -> Engine:
+def known(limits: Limits, target_ms: float, blocks: int = 128) -> Engine:
     """An engine that believes what the limits say of its steps, whatever they take."""
-    engine = Engine(limits, 128, 4, policies=Policies(prefix_cache=False, itl_target_ms=target_ms))
+    engine = Engine(limits, blocks, 4, policies=Policies(prefix_cache=False, itl_target_ms=target_ms))
     engine.core.batcher.pace.step_time.observe = lambda *seen: None  # type: ignore[method-assign]
     return engine
 
@@ -167,6 +167,24 @@ def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
     chunks = long_chunks(engine, 1)
     assert chunks[0] == 100, "a step with a prompt may take twice what its decodes take"
     assert sum(chunks) == 160
+
+
+@pytest.mark.parametrize(
+    ("decoding", "waiting", "tokens"), [(1, 1, 50), (1, 2, 201), (1, 3, 302), (2, 2, 50), (2, 4, 203), (3, 3, 128)]
+)
+def test_a_target_is_not_kept_where_more_wait_than_decode(decoding: int, waiting: int, tokens: int) -> None:
+    limits = Limits(step_prior_s=0.100, token_prior_s=0.001, context_prior_s=1e-9, step_tokens_max=1024)
+    rules = {"prefill_slowdown": 1.5, "prefill_slowdown_max": 4.0, "prefill_decodes_max": 2}
+    engine = known(msgspec.structs.replace(limits, **rules), 1.0, 1024)
+    for slot in range(decoding):
+        engine.submit(slot, PROMPT, params(40, slot))
+    while sum(row.count == 1 for row in engine.plans[-1].rows) < decoding:
+        engine.step()
+    for slot in range(decoding, decoding + waiting):
+        engine.submit(slot, [20 + slot, *range(2, 22)] * 20, params(2, slot))
+    engine.step()
+    found = sum(row.count for row in engine.plans[-1].rows if row.slot >= decoding)
+    assert found == tokens, "1.5 times what the decodes take, more where more wait for each of two, up to 4 times"
 
 
 def test_a_lost_worker_s_requests_come_back_before_anybody_new() -> None:

@@ -133,6 +133,22 @@ def test_a_file_is_typed_so_a_text_is_not_a_number(tmp_path: Path) -> None:
     assert "cannot be read" in refused(file=str(tmp_path / "none.toml"))
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"weights": "int8", "dtype": "float32"}, "--weights, --dtype: weights int8 and dtype float32"),
+        ({"weights": "native", "kernels": "torch"}, "--weights, --kernels: weights native and kernels torch"),
+        ({"weights": "int8", "device": "cuda"}, "--weights, --device: weights int8 and device cuda"),
+        ({"kernels": "native", "weights": "float32"}, "--kernels, --weights: kernels native and weights float32"),
+    ],
+)
+def test_settings_that_no_kernels_can_satisfy_are_refused_before_any_process_starts(
+    flags: dict[str, str], words: str
+) -> None:
+    assert refused(flags=flags) == f"{words} exclude each other"
+    assert configure(flags | {"worker": "scripted"}, {}).settings.worker == "scripted"
+
+
 def test_two_ways_to_size_the_cache_exclude_each_other_within_one_source(tmp_path: Path) -> None:
     both = {"kv_memory": "1GiB", "kv_blocks": "7"}
     assert refused(flags=both) == "--kv-memory, --kv-blocks: kv_memory and kv_blocks exclude each other"

@@ -13,6 +13,7 @@ import hashlib
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,8 @@ _ALIGNMENT = 64
 _PIECE_BYTES = 8 << 20
 _MAGIC = b"BATONWGT"
 _UNFINISHED = ".converting-"
+_SUFFIX = ".weights"
+UNUSED_DAYS_MAX = 30
 _TRAILER = struct.Struct("<Q32s8s")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "uint8": torch.uint8}
 
@@ -64,7 +67,8 @@ class Converted(msgspec.Struct, frozen=True):
 
 def write_converted(path: Path, config: ModelConfig, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Write a converted file and rename it into place; raises OSError and leaves nothing behind where it
-    fails. What a process left that was killed meanwhile goes with the next conversion.
+    fails. What a process left that was killed meanwhile goes with the next conversion, and so does what no start has
+    used for ``UNUSED_DAYS_MAX``: files of earlier versions, of models that are not served any more.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path.parent)
@@ -97,6 +101,10 @@ def _sweep(directory: Path) -> None:
         writer = left.name.removeprefix(_UNFINISHED).partition("-")[0]
         if not (writer.isdigit() and Path(f"/proc/{writer}").exists()):
             left.unlink(missing_ok=True)
+    for kept in directory.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another process may be sweeping, too
+            if time.time() - kept.stat().st_mtime > UNUSED_DAYS_MAX * 86400:
+                kept.unlink()
 
 
 def map_converted(path: Path, *, resident: bool = False) -> Converted | None:
@@ -128,6 +136,8 @@ def map_converted(path: Path, *, resident: bool = False) -> Converted | None:
     if _data_digest(data, kept) != header.data_digest:
         return None
     data = data if kept is None else kept
+    with contextlib.suppress(OSError):  # the time of its last use; a cache that cannot be written keeps no such times
+        os.utime(path)
     tensors = {place.name: _view(data, place) for place in header.tensors}
     return Converted(header.config, tensors, checksum.hex())
 

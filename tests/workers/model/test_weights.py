@@ -83,6 +83,17 @@ def test_digests_tell_weights_dtypes_and_shapes_apart(tmp_path: Path) -> None:
     assert len(set(found)) == 4
 
 
+def test_what_no_start_has_used_for_a_month_goes_with_the_next_conversion(tmp_path: Path, cache: Path) -> None:
+    first, other = Tiny().write(tmp_path / "first.gguf"), Tiny().write(tmp_path / "other.gguf")
+    digest(first)
+    digest(other)
+    for kept in cache.iterdir():
+        os.utime(kept, (0, 0))
+    digest(first)  # in use again
+    digest(Tiny().write(tmp_path / "third.gguf"))
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache = cache_directory("weights")
