@@ -78,8 +78,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # a step with a prompt in it may always take so many times what it would take without; up to so many times where
     # more prompts wait than sequences decode, of which so many count at most
     prefill_slowdown: float = 1.35
-    prefill_slowdown_max: float = 3.0
-    prefill_decodes_max: int = 6
+    prefill_slowdown_max: float = 5.0
+    prefill_decodes_max: int = 4
     # admission: what may wait, what stays free, how often one may be made to give way, when to come back
     queue_tokens_max: int = 1 << 21
     kv_headroom_share: float = 0.01
