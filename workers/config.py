@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_blocks: Count | None = None
     swap_memory: str = "0"  # of the host, for the KV blocks of requests that gave way
     max_step_tokens: Count | None = None  # short for limits.step_tokens_max
-    threads: Count | None = None
+    threads: Annotated[int, msgspec.Meta(ge=1, le=256)] | None = None
     niceness: Annotated[int, msgspec.Meta(ge=0, le=19)] = 5  # of all but worker and scheduler, against those two
     prefix_cache: bool = True
     share_prefixes: bool = False  # between tenants

@@ -103,7 +103,8 @@ def test_kubernetes_service_links_are_explained() -> None:
     [
         ("port", "http", "port must be an integer from 0 to 65535, got 'http'"),
         ("port", "65536", "got '65536'"),
-        ("threads", "0", "threads must be an integer of at least 1, got '0'"),
+        ("threads", "0", "threads must be an integer from 1 to 256, got '0'"),
+        ("threads", "100000", "got '100000'"),
         ("dtype", "int4", "dtype must be one of bfloat16, float32, got 'int4'"),
         ("kv_memory", "plenty", "kv_memory must be a size like 4GiB, got 'plenty'"),
         ("swap_memory", "0GiB", "swap_memory must be a size like 4GiB, got '0GiB'"),
