@@ -89,6 +89,17 @@ def test_a_step_keeps_its_sampled_links_in_a_log_of_its_own(tmp_path: Path) -> N
     assert span.parent == "" and len(span.trace_id) == 32
 
 
+def test_spans_that_nobody_flushes_are_written_once_there_are_many(tmp_path: Path) -> None:
+    out = tracer(tmp_path, Limits(trace_emitted_spans_max=3, trace_buffer_bytes_max=1))
+    store = tmp_path / "traces" / "scheduler-0.spans"
+    for number in range(2):
+        out.emit(state(f"state-{number}"))
+    assert not store.exists()
+    out.emit(state("state-2"))
+    assert [span.name for span in spans(store)] == ["state-0", "state-1", "state-2"]
+    out.close()
+
+
 def test_the_store_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     limits = Limits(trace_store_bytes_max=40_000, trace_buffer_bytes_max=1_000)
     out = tracer(tmp_path, limits)

@@ -94,6 +94,21 @@ def test_what_no_start_has_used_for_a_month_goes_with_the_next_conversion(tmp_pa
     assert len(list(cache.iterdir())) == 2
 
 
+def test_a_cache_that_cannot_be_written_is_read_all_the_same(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Tiny().write(tmp_path / "m.gguf")
+    first = digest(model)
+    (kept,) = cache.iterdir()
+    written = kept.stat().st_ino
+
+    def refuse(*given: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert digest(model) == first and kept.stat().st_ino == written
+
+
 def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache = cache_directory("weights")
